@@ -1,0 +1,47 @@
+# Two commands do all the set-up: `make demo` and `make test`. `make help` lists the rest.
+SHELL := /bin/bash
+PYTHON ?=
+VENV := .venv
+RUN := $(VENV)/bin/python
+export PYTHONUNBUFFERED := 1
+export HF_HUB_OFFLINE := 1
+
+.PHONY: help setup demo test test-all lint format typecheck bench golden clean
+
+help:
+	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
+	@echo "               (ALL=1 every architecture; TRANSPORT=tcp another transport)"
+	@echo "make test      the tests that CI runs"
+	@echo "make test-all  all tests, the long ones too"
+	@echo "make lint      ruff (lint, format) and mypy strict"
+	@echo "make bench     benchmarks; figures in build/bench/*.json"
+	@echo "make setup     the virtual environment in .venv (done by the others when it is needed)"
+	@echo "make clean     removes everything that was made here"
+
+setup:
+	@PYTHON="$(PYTHON)" bash scripts/setup.sh
+
+demo: setup
+	@$(RUN) -m kvbaton demo $(if $(ALL),--all) $(if $(TRANSPORT),--transport $(TRANSPORT)) --json build/demo.json
+
+test: setup
+	@$(RUN) -m pytest -q -m "not long"
+
+test-all: setup
+	@$(RUN) -m pytest -q
+
+lint: setup
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+
+format: setup
+	@$(RUN) -m ruff check --fix .
+	@$(RUN) -m ruff format .
+
+bench: setup
+	@$(RUN) -m kvbaton bench transfer --json build/bench/transfer.json
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/kvbaton/copy/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

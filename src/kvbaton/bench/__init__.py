@@ -1,0 +1,1 @@
+"""Benchmarks. Contenders run side by side in one run; the figures to quote are the ratios."""

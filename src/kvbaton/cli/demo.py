@@ -1,0 +1,23 @@
+"""``kvbaton demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    everything: Annotated[bool, typer.Option("--all", help="Every architecture instead of one of each kind.")] = False,
+    transport: Annotated[str, typer.Option(help="Transports in order of preference.")] = "shm,tcp",
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts for the trained model.")] = 20,
+    json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/demo.json"),
+) -> None:
+    """Answer prompts through prefill, decode and router processes, and compare with a single process.
+
+    The exit code is 0 only if every answer is identical.
+    """
+    from kvbaton.demo.run import run_demo
+
+    raise typer.Exit(run_demo(everything=everything, transport=transport, prompts=prompts, json_path=json))

@@ -1,0 +1,166 @@
+"""``kvbaton serve prefill | decode | router | pd | registry``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from kvbaton.errors import ConfigurationError
+
+app = typer.Typer(no_args_is_help=True)
+
+Model = Annotated[str, typer.Option("--model", help="Folder or name of a Transformers causal LM.")]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Name = Annotated[str, typer.Option(help="Name under which the model answers; the folder's name by default.")]
+Drain = Annotated[float, typer.Option(help="Seconds that running requests have to end after SIGTERM.")]
+EngineOptions = Annotated[str, typer.Option(help="JSON object with options of the engine; see docs/serving.md.")]
+Transports = Annotated[str, typer.Option(help="Transports in order of preference, separated by commas.")]
+
+
+@app.command()
+def prefill(
+    model: Model,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the HTTP API.")] = 30000,
+    bootstrap_port: Annotated[int, typer.Option(help="Port of this server's registry.")] = 8998,
+    served_model_name: Name = "",
+    drain_seconds: Drain = 10.0,
+    transport: Transports = "shm,tcp",
+    options: EngineOptions = "{}",
+) -> None:
+    """Serve prefill, with the registry that decode servers look it up in."""
+    from kvbaton.serve.launch import run_prefill
+
+    _log_requests()
+    run_prefill(
+        model,
+        host,
+        port,
+        bootstrap_port,
+        served_model_name=served_model_name,
+        drain_seconds=drain_seconds,
+        options=_engine_options(options, transport),
+    )
+
+
+@app.command()
+def decode(
+    model: Model,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the HTTP API.")] = 30001,
+    served_model_name: Name = "",
+    drain_seconds: Drain = 10.0,
+    transport: Transports = "shm,tcp",
+    options: EngineOptions = "{}",
+) -> None:
+    """Serve decode; each request says where its prefill side is."""
+    from kvbaton.serve.launch import run_decode
+
+    _log_requests()
+    run_decode(
+        model,
+        host,
+        port,
+        served_model_name=served_model_name,
+        drain_seconds=drain_seconds,
+        options=_engine_options(options, transport),
+    )
+
+
+@app.command()
+def router(
+    prefill: Annotated[list[str], typer.Option(help="URL,BOOTSTRAP_PORT of a prefill server; repeat for more.")],
+    decode: Annotated[list[str], typer.Option(help="URL of a decode server; repeat for more.")],
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the router.")] = 8000,
+    metrics_port: Annotated[int, typer.Option(help="Port of the router's own metrics; 0 finds a free one.")] = 0,
+    policy: Annotated[str, typer.Option(help="How the router chooses servers.")] = "round_robin",
+    retries: Annotated[int, typer.Option(help="How often the router tries a failed request again.")] = 2,
+    log_level: Annotated[str, typer.Option(help="The router's log level.")] = "warn",
+) -> None:
+    """Run sglang-router over prefill and decode servers."""
+    from kvbaton.serve.launch import run_router
+
+    code = run_router(
+        [_prefill(text) for text in prefill],
+        decode,
+        host,
+        port,
+        metrics_port=metrics_port,
+        policy=policy,
+        retries=retries,
+        log_level=log_level,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def pd(
+    model: Model,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the router.")] = 8000,
+    prefills: Annotated[int, typer.Option(min=1, help="Number of prefill servers.")] = 1,
+    decodes: Annotated[int, typer.Option(min=1, help="Number of decode servers.")] = 1,
+    served_model_name: Name = "",
+    transport: Transports = "shm,tcp",
+    options: EngineOptions = "{}",
+    logs: Annotated[Optional[Path], typer.Option(help="Folder for the logs.")] = None,  # noqa: UP045
+) -> None:
+    """Run prefill servers, decode servers and the router on this host, until Ctrl-C."""
+    from kvbaton.serve.launch import run_pd
+
+    code = run_pd(
+        model,
+        host,
+        port,
+        prefills=prefills,
+        decodes=decodes,
+        logs=logs,
+        served_model_name=served_model_name,
+        options=_engine_options(options, transport),
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def registry(
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8998,
+) -> None:
+    """Run a registry by itself, for prefill engines that do not bring one."""
+    import signal
+
+    from kvbaton.registry.server import RegistryServer
+
+    with RegistryServer(host, port) as server:
+        print(f"registry at {server.url}; Ctrl-C stops it", flush=True)
+        try:
+            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        except KeyboardInterrupt:
+            return
+
+
+def _log_requests() -> None:
+    logging.getLogger("kvbaton").setLevel(logging.INFO)
+
+
+def _engine_options(options: str, transport: str) -> dict[str, Any]:
+    try:
+        given = json.loads(options)
+    except ValueError as error:
+        raise ConfigurationError(f"--options is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ConfigurationError(f"--options must be a JSON object, not {type(given).__name__}")
+    names = [name.strip() for name in transport.split(",") if name.strip()]
+    return {**given, "manager_options": {"transports": names, **given.get("manager_options", {})}}
+
+
+def _prefill(text: str) -> tuple[str, int]:
+    url, comma, port = text.rpartition(",")
+    if not comma or not port.isdigit():
+        raise ConfigurationError(f"--prefill {text!r}: write it as URL,BOOTSTRAP_PORT, e.g. http://10.0.0.1:30000,8998")
+    return url, int(port)

@@ -1,0 +1,83 @@
+"""Copies boxes between rows, and between rows and packed buffers.
+
+The native kernel releases the GIL. Where it is missing, or with ``KVBATON_COPY=numpy``, numpy copies: the same results,
+slowly, with one `SlowCopyWarning`. Nothing here checks addresses: `check_bounds` does, and must come first.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from kvbaton.copy import fallback
+from kvbaton.copy.bounds import check_bounds
+from kvbaton.copy.fallback import SlowCopyWarning
+from kvbaton.plan.boxes import Int64s, Transfer
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["NATIVE", "SlowCopyWarning", "check_bounds", "copy_boxes", "gather", "scatter"]
+
+
+def _choose() -> tuple[ModuleType, bool]:
+    if os.environ.get("KVBATON_COPY", "") == "numpy":
+        return fallback, False
+    try:
+        from kvbaton.copy import _kernel
+    except ImportError:
+        return fallback, False
+    return _kernel, True
+
+
+_implementation, NATIVE = _choose()
+"""Whether the native kernel copies."""
+
+
+def copy_boxes(
+    transfer: Transfer,
+    source_bases: Int64s,
+    destination_bases: Int64s,
+    threads: int = 1,
+    *,
+    begin: int = 0,
+    end: int | None = None,
+) -> None:
+    """Copy the bytes ``[begin, end)`` of the transfer's packed stream (all of it by default) from rows to rows.
+
+    ``source_bases`` and ``destination_bases`` hold the address of each region, as int64. The two must not overlap.
+    Raises ``ValueError`` or ``TypeError`` for tables that are not as `kvbaton.plan.boxes` says.
+    """
+    boxes = transfer.boxes
+    _implementation.copy(
+        boxes.shape,
+        boxes.source,
+        boxes.destination,
+        transfer.source_units,
+        transfer.destination_units,
+        source_bases,
+        destination_bases,
+        begin,
+        transfer.nbytes if end is None else end,
+        threads,
+    )
+
+
+def gather(
+    shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, out: Any, *, begin: int = 0, threads: int = 1
+) -> None:
+    """Fill the writable buffer ``out`` with the packed stream of (shape, side, units), from its byte ``begin``.
+
+    Raises ``ValueError`` if the stream ends before the buffer does.
+    """
+    _implementation.gather(shape, side, units, bases, out, begin, threads)
+
+
+def scatter(
+    shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Any, *, begin: int = 0, threads: int = 1
+) -> None:
+    """Spread the buffer ``packed``, which holds the packed stream from its byte ``begin``, over the rows.
+
+    Raises ``ValueError`` if the stream ends before the buffer does.
+    """
+    _implementation.scatter(shape, side, units, bases, packed, begin, threads)

@@ -1,0 +1,26 @@
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+def copy(
+    shape: Int64s,
+    source: Int64s,
+    destination: Int64s,
+    source_units: Int64s,
+    destination_units: Int64s,
+    source_bases: Int64s,
+    destination_bases: Int64s,
+    begin: int,
+    end: int,
+    threads: int,
+    /,
+) -> None: ...
+def gather(
+    shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Any, begin: int, threads: int, /
+) -> None: ...
+def scatter(
+    shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Any, begin: int, threads: int, /
+) -> None: ...

@@ -1,0 +1,158 @@
+"""The kernel in numpy, for machines without a compiler: the same results, many times slower.
+
+It has the same functions with the same arguments as the native kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvbaton.plan.boxes import Int64s
+
+Bytes = npt.NDArray[np.uint8]
+
+INDEX_ELEMENTS = 1 << 20
+"""How many byte indices are made at a time: it bounds the memory of one call to some 16 MiB a side."""
+
+_REGION, _OFFSET, _ROW_STRIDE, _UNITS_PER_ROW, _UNIT_STRIDE, _STRIDE0, _STRIDE1 = range(7)
+
+
+class SlowCopyWarning(RuntimeWarning):
+    """The native copy kernel is missing or switched off, so numpy copies."""
+
+
+def warn_once(reason: str, _said: list[str] = []) -> None:  # noqa: B006  (the list is the memory of "once")
+    """Say, once in a process, that copies are slow and why."""
+    if not _said:
+        _said.append(reason)
+        warnings.warn(
+            f"copies use numpy, which is many times slower than the native kernel: {reason}",
+            SlowCopyWarning,
+            stacklevel=3,
+        )
+
+
+def copy(
+    shape: Int64s,
+    source: Int64s,
+    destination: Int64s,
+    source_units: Int64s,
+    destination_units: Int64s,
+    source_bases: Int64s,
+    destination_bases: Int64s,
+    begin: int,
+    end: int,
+    threads: int,
+) -> None:
+    """Copy the bytes ``[begin, end)`` of a transfer's packed stream from rows to rows."""
+    warn_once("see kvbaton.copy.NATIVE")
+    if len(source_units) != len(destination_units):
+        raise ValueError(f"{len(source_units)} source units but {len(destination_units)} destination units")
+    _check(shape, begin, end, len(source_units), (source, source_units, source_bases))
+    _check(shape, begin, end, len(source_units), (destination, destination_units, destination_bases))
+    if begin == end:
+        return
+    first, last = _units_of(shape, begin, end)
+    froms = _addresses(shape, source, source_units[first:last], source_bases)
+    tos = _addresses(shape, destination, destination_units[first:last], destination_bases)
+    _move(froms, tos, *_clip(shape, first, last, begin, end))
+
+
+def gather(shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Any, begin: int, threads: int) -> None:
+    """Fill ``packed`` with a transfer's packed stream, from byte ``begin``."""
+    _packed(shape, side, units, bases, np.frombuffer(packed, dtype=np.uint8), begin, gathers=True)
+
+
+def scatter(shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Any, begin: int, threads: int) -> None:
+    """Spread ``packed``, which holds a transfer's packed stream from byte ``begin``, over the rows."""
+    _packed(shape, side, units, bases, np.frombuffer(packed, dtype=np.uint8), begin, gathers=False)
+
+
+def _packed(
+    shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Bytes, begin: int, *, gathers: bool
+) -> None:
+    warn_once("see kvbaton.copy.NATIVE")
+    if gathers and not packed.flags.writeable:
+        raise BufferError("the buffer to gather into is read-only")
+    end = begin + len(packed)
+    _check(shape, begin, end, len(units), (side, units, bases))
+    if begin == end:
+        return
+    first, last = _units_of(shape, begin, end)
+    rows = _addresses(shape, side, units[first:last], bases)
+    skip, lengths = _clip(shape, first, last, begin, end)
+    # `skip` is added to both sides; in the packed buffer a clipped piece starts where the one before it ended.
+    places = packed.ctypes.data + np.cumsum(lengths) - lengths - skip
+    if gathers:
+        _move(rows, places, skip, lengths)
+    else:
+        _move(places, rows, skip, lengths)
+
+
+def _check(shape: Int64s, begin: int, end: int, units: int, side: tuple[Int64s, Int64s, Int64s]) -> None:
+    table, indices, bases = side
+    for name, array, columns in (("shape", shape, 3), ("side", table, 7)):
+        if array.dtype != np.int64:
+            raise TypeError(f"{name} must be int64")
+        if array.ndim != 2 or array.shape[1] != columns or len(array) != len(shape):
+            raise ValueError(f"{name} must have the shape [{len(shape)}, {columns}], not {list(array.shape)}")
+    if indices.dtype != np.int64 or bases.dtype != np.int64:
+        raise TypeError("units and bases must be int64")
+    if indices.ndim != 1 or bases.ndim != 1:
+        raise ValueError(f"units and bases must have 1 dimension, not {indices.ndim} and {bases.ndim}")
+    if (shape < 1).any() or (table < 0).any() or (table[:, _UNITS_PER_ROW] < 1).any() or (indices < 0).any():
+        raise ValueError("a count, run or units per row is below 1, or a region, offset, stride or unit is negative")
+    if len(table) and table[:, _REGION].max() >= len(bases):
+        raise ValueError(f"a box names region {table[:, _REGION].max()} of {len(bases)}")
+    total = int(shape.prod(axis=1).sum()) * units
+    if not 0 <= begin <= end <= total:
+        raise ValueError(f"bytes [{begin}, {end}) are not in a stream of {total} bytes")
+
+
+def _units_of(shape: Int64s, begin: int, end: int) -> tuple[int, int]:
+    unit_bytes = int(shape.prod(axis=1).sum())
+    return begin // unit_bytes, (end - 1) // unit_bytes + 1
+
+
+def _addresses(shape: Int64s, side: Int64s, units: Int64s, bases: Int64s) -> Int64s:
+    """Give the address of each piece, in the order of the packed stream."""
+    counts = shape[:, 0] * shape[:, 1]
+    box = np.repeat(np.arange(len(shape)), counts)
+    piece = np.arange(len(box)) - np.repeat(np.cumsum(counts) - counts, counts)
+    i0, i1 = piece // shape[box, 1], piece % shape[box, 1]
+    inside = bases[side[box, _REGION]] + side[box, _OFFSET] + i0 * side[box, _STRIDE0] + i1 * side[box, _STRIDE1]
+    rows, parts = units[:, None] // side[:, _UNITS_PER_ROW], units[:, None] % side[:, _UNITS_PER_ROW]
+    starts = rows * side[:, _ROW_STRIDE] + parts * side[:, _UNIT_STRIDE]
+    addresses: Int64s = (starts[:, box] + inside).reshape(-1)
+    return addresses
+
+
+def _clip(shape: Int64s, first: int, last: int, begin: int, end: int) -> tuple[Int64s, Int64s]:
+    """How many bytes of each piece of units ``[first, last)`` to skip, and how many to move, for ``[begin, end)``."""
+    runs = np.tile(np.repeat(shape[:, 2], shape[:, 0] * shape[:, 1]), last - first)
+    starts = first * int(shape.prod(axis=1).sum()) + np.cumsum(runs) - runs
+    skip = np.clip(begin - starts, 0, runs)
+    lengths = np.clip(end - starts, 0, runs) - skip
+    return skip, np.maximum(lengths, 0)
+
+
+def _move(froms: Int64s, tos: Int64s, skip: Int64s, lengths: Int64s) -> None:
+    low = min(int(froms.min()), int(tos.min()))
+    high = max(int((froms + skip + lengths).max()), int((tos + skip + lengths).max()))
+    # One view over everything between the lowest and the highest address; only the bytes that are indexed are touched.
+    memory: Bytes = np.frombuffer(memoryview((ctypes.c_uint8 * (high - low)).from_address(low)), dtype=np.uint8)
+    froms, tos = froms + skip - low, tos + skip - low
+    for length in np.unique(lengths[lengths > 0]).tolist():
+        chosen = np.flatnonzero(lengths == length)
+        columns = min(length, INDEX_ELEMENTS)
+        step = max(1, INDEX_ELEMENTS // columns)
+        for column in range(0, length, columns):
+            inside = np.arange(column, min(column + columns, length))
+            for start in range(0, len(chosen), step):
+                block = chosen[start : start + step]
+                memory[tos[block, None] + inside] = memory[froms[block, None] + inside]

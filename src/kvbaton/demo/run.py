@@ -1,0 +1,88 @@
+"""``kvbaton demo``: what ``make demo`` runs."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvbaton.demo.ask import ask, ask_all
+from kvbaton.demo.cases import CACHE_OF, ONE_OF_EACH_KIND, Case, architecture_cases, trained_case
+from kvbaton.demo.compare import SingleProcess, is_right, quiet_transformers
+from kvbaton.demo.report import CaseResult, Report, write_json
+from kvbaton.errors import KVBatonError
+from kvbaton.serve.processes import PDCluster
+
+CORRUPTIONS: dict[str, dict[str, object]] = {
+    "one state slot": {"corrupt": "state"},
+    "one page": {"corrupt": "page"},
+}
+"""What is overwritten at the decode server, to show that the comparison notices."""
+
+AT_ONCE = 4
+"""Questions that are asked at the same time where no row is printed for each."""
+
+
+def run_demo(*, everything: bool, transport: str, prompts: int, json_path: Path) -> int:
+    """Run the demo and write its figures; 0 if every answer through the hand-over is that of a single process."""
+    quiet_transformers()
+    report = Report()
+    started = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="kvbaton-demo-") as folder:
+            names = tuple(CACHE_OF) if everything else ONE_OF_EACH_KIND
+            trained = trained_case(prompts)
+            report.say(
+                "Each model runs as a prefill server, a decode server and sglang-router: three processes. "
+                "Every answer is compared with a single process."
+            )
+            result = _run_case(trained, transport, report)
+            corrupted = _corrupted_accuracy(trained, transport, report)
+            cases = architecture_cases(names, Path(folder))
+            results = [result, *(_run_case(case, transport, report) for case in cases)]
+    except KVBatonError as error:
+        report.say(f"\nThe demo failed: {type(error).__name__}: {error}")
+        return 1
+    accuracy = {
+        "single": result.right_single / result.prompts,
+        "pd": result.right_pd / result.prompts,
+        "corrupted": max(corrupted.values()),
+    }
+    details: dict[str, object] = {"seconds": time.monotonic() - started, "transport": transport, "corrupted": corrupted}
+    write_json(json_path, results, accuracy, details)
+    report.summary(results, accuracy, corrupted, time.monotonic() - started)
+    report.say(f"The figures are in {json_path}.")
+    return 0 if all(each.identical == each.prompts for each in results) else 1
+
+
+def _run_case(case: Case, transport: str, report: Report) -> CaseResult:
+    report.begin(case)
+    result = CaseResult(case.name)
+    with _cluster(case, transport, {}) as cluster:
+        single = SingleProcess(case.folder)
+        for question in case.questions:
+            answer, alone = ask(cluster.url, question), single.answer(question)
+            right = is_right(question, answer)
+            result.add(answer, alone, right, is_right(question, alone))
+            report.row(question, answer, answer.token_ids == alone.token_ids, right if question.prompt else None)
+    return result
+
+
+def _corrupted_accuracy(case: Case, transport: str, report: Report) -> dict[str, float]:
+    accuracy = {}
+    for what, options in CORRUPTIONS.items():
+        with _cluster(case, transport, options) as cluster:
+            answers = ask_all(cluster.url, case.questions, AT_ONCE)
+        right = [is_right(question, answer) for question, answer in zip(case.questions, answers, strict=True)]
+        accuracy[what] = sum(right) / len(right)
+        report.say(f"the same prompts with {what} overwritten after the transfer: {accuracy[what]:.0%} right")
+    return accuracy
+
+
+def _cluster(case: Case, transport: str, decode_options: Mapping[str, object]) -> PDCluster:
+    return PDCluster(
+        str(case.folder),
+        options={"manager_options": {"transports": transport.split(",")}},
+        decode_options=decode_options,
+    )

@@ -1,0 +1,154 @@
+"""The nouns of the layout algebra: axes, tensors, components and the layout of one rank.
+
+Everything that moves is a *row* of a tensor: a page of a paged cache, a slot of a per-request state, a slot of the aux
+table. A layout says where the rows of a rank are and which global indices of the model each row holds. The values here
+are plain data: they travel in the handshake as they are. `kvbaton.layout.check` says whether they hold together.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["paged", "window", "slot", "aux"]
+"""How rows relate to tokens.
+
+* ``paged``: a row holds ``page_size`` consecutive tokens; every token of the request has a row.
+* ``window``: as ``paged``, but only the last ``window`` tokens are needed.
+* ``slot``: a row belongs to the request as a whole (conv state, recurrent state); it has no token axis.
+* ``aux``: as ``slot``, but small, sent last, over the control channel.
+"""
+
+Span = tuple[int, int]
+"""``(start, count)``: a run of global indices along an axis."""
+
+DTYPE_BYTES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Bytes of one element, by the name that numpy and torch use."""
+
+TOKEN = "token"
+"""The name of the axis that runs over the tokens of a page."""
+
+
+class Axis(msgspec.Struct, frozen=True, array_like=True):
+    """One axis inside a row.
+
+    ``size`` is the extent of the axis in the whole model; ``stride`` is the distance in bytes between neighbours on
+    this rank; ``spans`` lists which global indices this rank holds, in local order. Three sharded sub-blocks of a
+    convolution state are three spans; a replicated axis is the span ``(0, size)`` on every rank.
+    """
+
+    name: str
+    size: int
+    stride: int
+    spans: tuple[Span, ...]
+
+    @property
+    def local_size(self) -> int:
+        """How many indices this rank holds."""
+        return sum(count for _, count in self.spans)
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of one layer: ``rows`` rows, ``row_stride`` bytes apart, from ``offset`` in a registered region.
+
+    ``role`` names what it holds ("key", "value", "latent", "index_key", "conv", "recurrent", ...): with the component
+    and the global ``layer`` it identifies the tensor in the whole model. ``rows`` may be 0 (an elided tensor: it keeps
+    its place and moves nothing).
+    """
+
+    role: str
+    layer: int
+    region: int
+    offset: int
+    rows: int
+    row_stride: int
+    dtype: str
+    axes: tuple[Axis, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return DTYPE_BYTES[self.dtype]
+
+
+class Component(msgspec.Struct, frozen=True, array_like=True):
+    """Tensors whose rows are indexed together: one row index addresses the same row in each of them.
+
+    ``page_size`` is in tokens (1 for ``slot`` and ``aux``). ``window`` is in tokens, for kind ``window`` only.
+    """
+
+    name: str
+    kind: Kind
+    tensors: tuple[Tensor, ...]
+    page_size: int = 1
+    window: int = 0
+
+
+class Coords(msgspec.Struct, frozen=True, array_like=True):
+    """Where a rank stands: ``(rank, size)`` for tensor, pipeline, context and data parallelism."""
+
+    tp: tuple[int, int] = (0, 1)
+    pp: tuple[int, int] = (0, 1)
+    cp: tuple[int, int] = (0, 1)
+    dp: tuple[int, int] = (0, 1)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name}{rank}/{size}" for name, (rank, size) in zip(("tp", "pp", "cp", "dp"), self.all(), strict=True)
+        ]
+        return " ".join(parts)
+
+    def all(self) -> tuple[tuple[int, int], ...]:
+        """Return the four pairs, in the order tp, pp, cp, dp."""
+        return (self.tp, self.pp, self.cp, self.dp)
+
+
+class Ownership(msgspec.Struct, frozen=True, array_like=True):
+    """Which tokens a rank holds: those with ``(token // unit) % modulus == remainder``.
+
+    The default holds every token. Decode context parallelism interleaves with ``unit`` 1 or a page. A rank stores its
+    tokens densely: token ``t`` is the rank's local token ``(t // (unit * modulus)) * unit + t % unit``.
+    """
+
+    unit: int = 1
+    modulus: int = 1
+    remainder: int = 0
+
+    def local_count(self, tokens: int) -> int:
+        """How many of the first ``tokens`` tokens of a request this rank holds."""
+        full, rest = divmod(tokens, self.unit * self.modulus)
+        return full * self.unit + min(max(rest - self.remainder * self.unit, 0), self.unit)
+
+    def global_token(self, local: int) -> int:
+        """The token of the request that is this rank's local token ``local``."""
+        block, rest = divmod(local, self.unit)
+        return (block * self.modulus + self.remainder) * self.unit + rest
+
+
+class RankLayout(msgspec.Struct, frozen=True, array_like=True):
+    """All that a peer must know about the memory of one rank."""
+
+    components: tuple[Component, ...]
+    coords: Coords = Coords()
+    owned: Ownership = Ownership()
+
+    def component(self, name: str) -> Component:
+        """Return the component of that name; raises ``KeyError`` where there is none."""
+        for component in self.components:
+            if component.name == name:
+                return component
+        raise KeyError(name)

@@ -1,0 +1,201 @@
+"""Which source rank sends which part of what a destination rank needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvbaton.errors import LayoutMismatch
+from kvbaton.layout import Axis, Component, RankLayout, Span, Tensor
+from kvbaton.plan.cells import Block, Bools, Cell, every_cell, merge, partition
+from kvbaton.plan.fit import Held, check_component, check_tensor, fail_missing, held, where
+from kvbaton.plan.share import EVERY_TOKEN, Part, Share, TokenClasses
+from kvbaton.plan.tokens import choose_holders
+
+
+class _Source(NamedTuple):
+    number: int
+    component: Component
+    tensors: dict[tuple[str, int], tuple[Tensor, Held]]
+
+
+class _Rules(NamedTuple):
+    turn: int
+    striped: bool
+    complete: bool
+
+
+def assign(
+    sources: Sequence[RankLayout], destination: RankLayout, *, destination_index: int = 0, striped: bool = False
+) -> tuple[Share, ...]:
+    """Cut what ``destination`` needs into one `Share` for each source, in order.
+
+    Every logical element (component, role, layer, token, axis indices) of the destination's tensors with rows is in
+    exactly one share. Where several sources hold the same elements, one of them sends: which one turns with
+    ``destination_index`` so that destinations spread over the holders; with ``striped`` all of them send, in stripes of
+    tokens. Both sides compute the same answer. All layouts must have passed `check_layout`.
+
+    Raises `LayoutMismatch`, which names the component, the role, the layer, the axis and both numbers, where dtype,
+    kind, window, axes or sizes differ, or where no source holds what is needed.
+    """
+    return _assign(tuple(sources), destination, _Rules(destination_index, striped, complete=True))
+
+
+def overlap(source: RankLayout, destination: RankLayout) -> Share:
+    """All that both ranks hold, whether or not it is all that the destination needs.
+
+    Raises `LayoutMismatch` as `assign` does, also for a tensor that has no rows at the source and some at the
+    destination, but not for what the source lacks.
+    """
+    return _assign((source,), destination, _Rules(0, striped=False, complete=False))[0]
+
+
+def _assign(sources: tuple[RankLayout, ...], destination: RankLayout, rules: _Rules) -> tuple[Share, ...]:
+    parts: list[list[Part]] = [[] for _ in sources]
+    known: dict[tuple[Axis, ...], tuple[tuple[str, int, tuple[Span, ...]], ...]] = {}
+    for component in destination.components:
+        named = _sources_of(component, sources, known)
+        groups = _groups(component, sources, named, known, rules)
+        for (role, needed, holders), tensors in groups.items():
+            layers = tuple(tensor.layer for tensor in tensors)
+            axes = tuple(name for name, _, _ in needed.axes)
+            for number, blocks, tokens in _blocks(
+                component, tensors[0], needed, holders, sources, destination, named, rules
+            ):
+                for block in blocks:
+                    part = Part(component.name, role, layers, tuple(zip(axes, block, strict=True)), tokens)
+                    parts[number].append(part)
+    return tuple(Share(tuple(listed)) for listed in parts)
+
+
+def _sources_of(
+    component: Component,
+    sources: tuple[RankLayout, ...],
+    known: dict[tuple[Axis, ...], tuple[tuple[str, int, tuple[Span, ...]], ...]],
+) -> list[_Source]:
+    found: list[_Source] = []
+    for number, layout in enumerate(sources):
+        for other in layout.components:
+            if other.name == component.name:
+                check_component(other, component, layout.coords)
+                tensors = {(tensor.role, tensor.layer): (tensor, held(tensor, known)) for tensor in other.tensors}
+                found.append(_Source(number, other, tensors))
+    return found
+
+
+_GroupKey = tuple[str, Held, tuple[tuple[int, Held], ...]]
+
+
+def _groups(
+    component: Component,
+    sources: tuple[RankLayout, ...],
+    named: list[_Source],
+    known: dict[tuple[Axis, ...], tuple[tuple[str, int, tuple[Span, ...]], ...]],
+    rules: _Rules,
+) -> dict[_GroupKey, list[Tensor]]:
+    """Tensors of equal role that are needed and held alike: most layers of a model are one group."""
+    groups: dict[_GroupKey, list[Tensor]] = {}
+    fits: set[tuple[Held, Held]] = set()
+    for tensor in component.tensors:
+        if not tensor.rows:
+            continue
+        needed = held(tensor, known)
+        holders: list[tuple[int, Held]] = []
+        elided = False
+        for position, source in enumerate(named):
+            entry = source.tensors.get((tensor.role, tensor.layer))
+            if entry is None:
+                continue
+            other, other_held = entry
+            if not other.rows:
+                elided = True
+                continue
+            if (other_held, needed) not in fits:
+                check_tensor(other, tensor, other_held, needed, component.name)
+                fits.add((other_held, needed))
+            holders.append((position, other_held))
+        if not holders:
+            if rules.complete or elided:
+                fail_missing(sources, component, tensor)
+            continue
+        groups.setdefault((tensor.role, needed, tuple(holders)), []).append(tensor)
+    return groups
+
+
+def _blocks(
+    component: Component,
+    tensor: Tensor,
+    needed: Held,
+    holders: tuple[tuple[int, Held], ...],
+    sources: tuple[RankLayout, ...],
+    destination: RankLayout,
+    named: list[_Source],
+    rules: _Rules,
+) -> list[tuple[int, list[Block], TokenClasses]]:
+    """``(source number, blocks, tokens)`` for one group of tensors, in the order of the sources."""
+    name = where(component.name, tensor)
+    spans = [spans for _, _, spans in needed.axes]
+    held_spans = [[spans for _, _, spans in holder.axes] for _, holder in holders]
+    cuts, holds = partition(spans, held_spans, name)
+    if rules.complete and not holds.any(axis=0).all():
+        _fail_uncovered(name, needed, holders, cuts, holds)
+    patterns, which = np.unique(holds.reshape(len(holders), -1).T, axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    cells = every_cell(cuts)
+    found: dict[tuple[int, TokenClasses], list[Cell]] = {}
+    for number, pattern in enumerate(patterns):
+        positions = [holders[index][0] for index in np.flatnonzero(pattern)]
+        if not positions:
+            continue
+        inside = [cells[index] for index in np.flatnonzero(which == number)]
+        candidates = [named[position] for position in positions]
+        for source, tokens in _senders(name, component, candidates, sources, destination, rules):
+            found.setdefault((source, tokens), []).extend(inside)
+    return [(source, merge(inside), tokens) for (source, tokens), inside in sorted(found.items())]
+
+
+def _senders(
+    name: str,
+    component: Component,
+    candidates: list[_Source],
+    sources: tuple[RankLayout, ...],
+    destination: RankLayout,
+    rules: _Rules,
+) -> list[tuple[int, TokenClasses]]:
+    if component.kind in ("slot", "aux"):
+        return [(candidates[rules.turn % len(candidates)].number, EVERY_TOKEN)]
+    owned = [sources[source.number].owned for source in candidates]
+    page_sizes = [*(source.component.page_size for source in candidates), component.page_size]
+    chosen, missing = choose_holders(owned, destination.owned, page_sizes, rules.turn, rules.striped)
+    if missing is not None and rules.complete:
+        raise LayoutMismatch(
+            f"{name}, axis token: the destination owns token {missing} (unit {destination.owned.unit}, remainder "
+            f"{destination.owned.remainder} of {destination.owned.modulus}), but none of the {len(owned)} source ranks "
+            f"that hold these indices owns it; register all context-parallel ranks of the source"
+        )
+    return [(source.number, tokens) for source, tokens in zip(candidates, chosen, strict=True) if tokens is not None]
+
+
+def _fail_uncovered(
+    name: str, needed: Held, holders: tuple[tuple[int, Held], ...], cuts: list[list[Span]], holds: Bools
+) -> None:
+    for position, (axis, size, _) in enumerate(needed.axes):
+        others = tuple(number for number in range(1, holds.ndim) if number != position + 1)
+        covered = holds.any(axis=(0, *others))
+        if not covered.all():
+            start, count = cuts[position][int(np.flatnonzero(~covered)[0])]
+            first = min(start for _, holder in holders for start, _ in holder.axes[position][2])
+            last = max(start + count for _, holder in holders for start, count in holder.axes[position][2])
+            raise LayoutMismatch(
+                f"{name}, axis {axis}: the destination needs {start}..{start + count} of {size}, but no source holds "
+                f"it ({len(holders)} source ranks hold indices between {first} and {last}); register all source ranks"
+            )
+    index = np.argwhere(~holds.any(axis=0))[0]
+    block = ", ".join(
+        f"{axis} {cut[at][0]}..{sum(cut[at])}" for (axis, _, _), cut, at in zip(needed.axes, cuts, index, strict=True)
+    )
+    raise LayoutMismatch(
+        f"{name}: the destination needs the block {block}, but none of {len(holders)} source ranks holds it whole"
+    )

@@ -1,0 +1,199 @@
+"""What moves between one source rank and one destination rank, ready for the rows of a request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from kvbaton.errors import RowsError
+from kvbaton.layout import Ownership
+from kvbaton.plan.boxes import Boxes, Int64s, Transfer
+from kvbaton.plan.pages import Pages
+from kvbaton.plan.share import TokenClasses
+from kvbaton.plan.tokens import owned_mask, to_local
+from kvbaton.plan.units import check_range, checked_pages, checked_rows, units_of_range, units_of_tokens
+
+Side = Literal["source", "destination"]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One component on one side: ``rows`` is the least number of registered rows of the tensors involved."""
+
+    side: Side
+    component: str
+    page_size: int
+    rows: int
+    owned: Ownership
+
+    @property
+    def where(self) -> str:
+        """The words that begin an error."""
+        return f"{self.side}: component {self.component}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Boxes that move for the same tokens.
+
+    ``whole`` applies to units of ``unit`` tokens, ``single`` to units of one token (the same table if ``unit`` is 1).
+    ``aligned``: both ranks own the same tokens and all of them move, so that local positions are equal.
+    """
+
+    source: End
+    destination: End
+    tokens: TokenClasses
+    unit: int
+    aligned: bool
+    whole: Boxes
+    single: Boxes
+
+    def bind(self, first: int, last: int, source: Pages, destination: Pages) -> list[Transfer]:
+        """Return the transfers for the tokens from ``first`` to ``last``; raises `RowsError`."""
+        if self.aligned:
+            first, last = self.source.owned.local_count(first), self.source.owned.local_count(last)
+        low, high = -(-first // self.unit) * self.unit, last // self.unit * self.unit
+        if low >= high:
+            return self._apply(self.single, 1, [(first, last)], source, destination)
+        return [
+            *self._apply(self.whole, self.unit, [(low, high)], source, destination),
+            *self._apply(self.single, 1, [(first, low), (high, last)], source, destination),
+        ]
+
+    def _apply(
+        self, boxes: Boxes, unit: int, ranges: list[tuple[int, int]], source: Pages, destination: Pages
+    ) -> list[Transfer]:
+        select = self._select_aligned if self.aligned else self._select
+        found = [select(unit, first, last, source, destination) for first, last in ranges if first < last]
+        found = [units for units in found if units[0].size]
+        if not found:
+            return []
+        if len(found) == 1:
+            return [Transfer(boxes, *found[0])]
+        return [Transfer(boxes, *(np.concatenate(side) for side in zip(*found, strict=True)))]
+
+    def _select_aligned(
+        self, unit: int, first: int, last: int, source: Pages, destination: Pages
+    ) -> tuple[Int64s, Int64s]:
+        ends = ((self.source, source), (self.destination, destination))
+        at, to = (units_of_range(pages, end.page_size, unit, first, last, end.rows, end.where) for end, pages in ends)
+        return at, to
+
+    def _select(self, unit: int, first: int, last: int, source: Pages, destination: Pages) -> tuple[Int64s, Int64s]:
+        period = math.lcm(self.unit, *(owned.unit * owned.modulus for owned in self._owned))
+        last = min(last, self._certain_end(first, period, source, destination))
+        # Which tokens move repeats after a period: what holds for the first one holds for all.
+        tokens = np.arange(first, min(last, first + period), unit, dtype=np.int64)
+        for owned in self._owned:
+            mask = owned_mask(owned, tokens)
+            if mask is not None:
+                tokens = tokens[mask]
+        if last - first > period:
+            later = np.arange(0, last - first, period, dtype=np.int64)
+            tokens = (later[:, None] + tokens).reshape(-1)
+            tokens = tokens[: np.searchsorted(tokens, last)]
+        if not tokens.size:
+            return tokens, tokens
+        at, to = (
+            units_of_tokens(pages, end.page_size, unit, to_local(end.owned, tokens), end.rows, end.where)
+            for end, pages in ((self.source, source), (self.destination, destination))
+        )
+        return at, to
+
+    @property
+    def _owned(self) -> tuple[Ownership | TokenClasses, ...]:
+        return self.source.owned, self.destination.owned, self.tokens
+
+    def _certain_end(self, first: int, period: int, source: Pages, destination: Pages) -> int:
+        """Return a token at which it is certain whether the rows of both sides cover what moves.
+
+        It lies a period behind the first token that a side cannot hold: if anything more moved, something in that
+        period would. Without it a range of absurd length would be spelt out before it is refused.
+        """
+        known = min(
+            end.owned.global_token(pages.start + len(pages.rows) * end.page_size)
+            for end, pages in ((self.source, source), (self.destination, destination))
+        )
+        return (max(known, first) // period + 2) * period
+
+
+class PairPlan:
+    """What one source rank sends to one destination rank: made once by `compile_pair`, bound for each request.
+
+    Immutable, and safe to use from several threads.
+    """
+
+    def __init__(self, streams: Mapping[str, tuple[Stream, ...]], kinds: Mapping[str, str]) -> None:
+        """``streams`` by component, those that move something; ``kinds`` of all components of both sides."""
+        self._streams = dict(streams)
+        self._kinds = dict(kinds)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Names of the components in which this pair moves something, in the order of the destination's layout."""
+        return tuple(self._streams)
+
+    def bind(self, component: str, tokens: tuple[int, int], source: Pages, destination: Pages) -> list[Transfer]:
+        """Return the transfers that copy the tokens from ``tokens[0]`` to ``tokens[1]`` of a paged or window component.
+
+        Exactly those tokens move that this pair's share holds and both ranks own; no byte of another token is touched.
+        Gives an empty list where nothing moves. Raises `RowsError` where the rows of a side do not cover the tokens
+        that move, where a row is not registered, and for a component that neither side has or that has no tokens.
+        """
+        streams = self._known(component, ("paged", "window"), "bind_slots")
+        first, last = int(tokens[0]), int(tokens[1])
+        if not 0 <= first <= last < 1 << 50:
+            raise RowsError(f"component {component}: tokens {first}..{last} are no range of tokens")
+        transfers: list[Transfer] = []
+        for position, stream in enumerate(streams):
+            if position == 0:
+                source = checked_pages(source, stream.source.page_size, stream.source.where)
+                destination = checked_pages(destination, stream.destination.page_size, stream.destination.where)
+            transfers.extend(stream.bind(first, last, source, destination))
+        return transfers
+
+    def bind_slots(self, component: str, source_rows: object, destination_rows: object) -> list[Transfer]:
+        """Return the transfers that copy row ``source_rows[i]`` to ``destination_rows[i]`` of a slot or aux component.
+
+        Raises `RowsError` where the counts differ, where a row is not registered, and for a component that neither side
+        has or that has tokens.
+        """
+        streams = self._known(component, ("slot", "aux"), "bind")
+        at = checked_rows(source_rows, f"source: component {component}")
+        to = checked_rows(destination_rows, f"destination: component {component}")
+        if len(at) != len(to):
+            raise RowsError(
+                f"component {component}: {len(at)} rows at the source and {len(to)} at the destination; pass as many "
+                f"on both sides, they are matched by position"
+            )
+        if not len(at):
+            return []
+        for stream in streams:
+            check_range(at, stream.source.rows, stream.source.where)
+            check_range(to, stream.destination.rows, stream.destination.where)
+        return [Transfer(stream.whole, at, to) for stream in streams]
+
+    def check_rows(self, component: str, side: Side, rows: object) -> None:
+        """Raise `RowsError` where one of ``rows`` is not registered in all the tensors that this pair moves."""
+        checked = checked_rows(rows, f"{side}: component {component}")
+        for stream in self._known(component, ("paged", "window", "slot", "aux"), ""):
+            end = stream.source if side == "source" else stream.destination
+            check_range(checked, end.rows, end.where)
+
+    def bytes_per_token(self, component: str) -> int:
+        """Return the bytes that one token of a paged or window component moves, in all streams together."""
+        return sum(stream.single.bytes_per_unit for stream in self._known(component, ("paged", "window"), "bind_slots"))
+
+    def _known(self, component: str, kinds: tuple[str, ...], other: str) -> tuple[Stream, ...]:
+        kind = self._kinds.get(component)
+        if kind is None:
+            raise RowsError(
+                f"component {component} is not registered; registered are {', '.join(self._kinds) or 'none'}"
+            )
+        if kind not in kinds:
+            raise RowsError(f"component {component} is of kind {kind}: use {other}")
+        return self._streams.get(component, ())

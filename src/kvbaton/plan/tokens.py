@@ -1,0 +1,93 @@
+"""Arithmetic on tokens: who owns which, and who of several holders sends which."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from kvbaton.errors import LayoutMismatch
+from kvbaton.layout import Ownership
+from kvbaton.plan.boxes import Int64s
+from kvbaton.plan.share import EVERY_TOKEN, TokenClasses
+
+MAX_CLASSES = 1 << 16
+"""Bound of the token classes that a set of ranks may need (the period of all ownerships, over their common unit)."""
+
+MAX_REPEAT = 1 << 24
+"""Bound of that period, in tokens."""
+
+MAX_STRIPE = 1 << 12
+"""Longest stripe, in tokens, that is chosen so that it cuts no page."""
+
+
+def owned_mask(owned: Ownership | TokenClasses, tokens: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
+    """Which of ``tokens`` belong; None for all of them."""
+    if owned.modulus == 1:
+        return None
+    classes = tokens // owned.unit % owned.modulus
+    if isinstance(owned, Ownership):
+        return np.equal(classes, owned.remainder)
+    member = np.zeros(owned.modulus, np.bool_)
+    member[list(owned.remainders)] = True
+    return np.asarray(member[classes])
+
+
+def to_local(owned: Ownership, tokens: Int64s) -> Int64s:
+    """Return the local position of each token on a rank that owns it."""
+    if owned.modulus == 1:
+        return tokens
+    return tokens // (owned.unit * owned.modulus) * owned.unit + tokens % owned.unit
+
+
+def choose_holders(
+    holders: list[Ownership], destination: Ownership, page_sizes: list[int], turn: int, striped: bool
+) -> tuple[list[TokenClasses | None], int | None]:
+    """Which tokens, of those that ``destination`` owns, each of ``holders`` sends: every one exactly once.
+
+    ``turn`` rotates the choice among equal holders. Gives None for a holder that sends nothing; the second value is a
+    token that the destination owns and no holder does, if there is one.
+    """
+    everyone = [*holders, destination]
+    if not striped or len(holders) == 1:
+        stripe = 0
+        units, periods = [], [1]
+    else:
+        stripe = math.lcm(*page_sizes, *(owned.unit * owned.modulus for owned in everyone if owned.modulus > 1))
+        stripe = stripe if stripe <= MAX_STRIPE else page_sizes[-1]
+        units, periods = [stripe], [stripe * len(holders)]
+    units += [owned.unit for owned in everyone if owned.modulus > 1]
+    periods += [owned.unit * owned.modulus for owned in everyone if owned.modulus > 1]
+    unit = math.gcd(*units) or 1
+    modulus = math.lcm(*periods) // unit
+    if modulus > MAX_CLASSES or unit * modulus > MAX_REPEAT:
+        raise LayoutMismatch(
+            f"axis token: the ownerships of {len(holders)} source ranks and the destination repeat together only after "
+            f"{unit * modulus} tokens in units of {unit}, more than {MAX_CLASSES} units or {MAX_REPEAT} "
+            f"tokens; choose units that divide each other"
+        )
+    tokens = np.arange(modulus, dtype=np.int64) * unit
+    every = np.ones(modulus, np.bool_)
+    needed = _or_all(owned_mask(destination, tokens), every)
+    owners = np.stack([_or_all(owned_mask(owned, tokens), every) for owned in holders]) & needed
+    count = owners.sum(axis=0)
+    turns = turn + tokens // stripe if stripe else np.full(modulus, turn, np.int64)
+    order = np.cumsum(owners, axis=0) - 1
+    chosen = owners & (order == turns % np.maximum(count, 1))
+    missing = np.flatnonzero(needed & (count == 0))
+    sent: list[TokenClasses | None] = []
+    for mine, possible in zip(chosen, owners, strict=True):
+        if not mine.any():
+            sent.append(None)
+        elif np.array_equal(mine, possible):
+            # All that both ranks own: the ownerships say it already.
+            sent.append(EVERY_TOKEN)
+        else:
+            sent.append(TokenClasses(unit, modulus, tuple(np.flatnonzero(mine).tolist())))
+    return sent, int(tokens[missing[0]]) if missing.size else None
+
+
+def _or_all(
+    mask: np.ndarray[tuple[int], np.dtype[np.bool_]] | None, every: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return every if mask is None else mask

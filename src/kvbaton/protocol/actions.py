@@ -1,0 +1,83 @@
+"""What a core asks its driver to do. Actions are carried out in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Union
+
+from kvbaton.errors import TransferFailed
+from kvbaton.protocol.messages import Done, Message
+from kvbaton.protocol.status import Status
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send ``message`` to ``peer``."""
+
+    peer: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class StartWrite:
+    """Prefill: write to ``peer``; report the end of ``ticket`` to `PrefillCore.written`, exactly once.
+
+    ``handle`` says which submission the source rows come from; `PrefillCore.offer` has the destination rows. ``pieces``
+    are tokens ``[first, last)`` by component, ``slots`` the components that move as a whole. At least one piece or slot
+    is named, and no piece is empty.
+    """
+
+    peer: str
+    ticket: int
+    room: int
+    epoch: int
+    handle: int
+    pieces: Mapping[str, tuple[int, int]]
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SendDone:
+    """Prefill: send ``done`` to ``peer``; first put the aux data into it if ``aux`` is set."""
+
+    peer: str
+    done: Done
+    aux: bool
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Decode: a part is complete; take over what ``done`` carries. It comes before the room's success."""
+
+    room: int
+    part: int
+    done: Done
+
+
+@dataclass(frozen=True)
+class RoomChanged:
+    """The status of a room changed. ``reason`` says why it failed, and ``error`` is the class to raise for it."""
+
+    room: int
+    status: Status
+    reason: str = ""
+    error: type[TransferFailed] = TransferFailed
+
+
+@dataclass(frozen=True)
+class RowsReleased:
+    """No write touches this room's rows any more. Comes once for a room, after its terminal status."""
+
+    room: int
+
+
+@dataclass(frozen=True)
+class FencePeer:
+    """Decode: ``peer`` did not confirm in time that it writes no more. Cut it off, then report it lost and fenced."""
+
+    peer: str
+    reason: str
+
+
+Action = Union[Send, StartWrite, SendDone, Deliver, RoomChanged, RowsReleased, FencePeer]  # noqa: UP007

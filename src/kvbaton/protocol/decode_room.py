@@ -1,0 +1,59 @@
+"""One room of the decode side: which parts are in place, and who may still write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvbaton.errors import DeadlineExceeded
+from kvbaton.protocol.deadlines import Deadlines
+from kvbaton.protocol.failures import Failure
+from kvbaton.protocol.status import Status
+
+
+@dataclass
+class Link:
+    """What the room has to do with one prefill rank."""
+
+    peer: str
+    part: int
+    epoch: int
+    expected: bool
+    """Whether this part sends, and so ends with a Done."""
+    done: bool = False
+    drained: bool = False
+    """Whether it is known to write no more although it is not done."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing of this part can still be written."""
+        return not self.expected or self.done or self.drained
+
+
+@dataclass(eq=False)
+class DecodeRoom:
+    """The state of one room. It is its own key in tables: two lives of a room number are two objects."""
+
+    number: int
+    opened: float
+    progress: float
+    links: dict[str, Link] = field(default_factory=dict)
+    status: Status = Status.WAITING
+    failure: Failure | None = None
+    offered: bool = False
+    remaining: int = 0
+    """Expected parts that are not done."""
+    closed: bool = False
+    released: bool = False
+
+    def unquiet(self) -> list[Link]:
+        """The parts that may still write."""
+        return [link for link in self.links.values() if not link.quiet] if self.offered else []
+
+    def deadline(self, limits: Deadlines) -> tuple[float, Failure]:
+        """When the room fails if nothing happens, and as what."""
+        if not self.offered:
+            reason = f"the decode engine did not offer its rows within {limits.offer_wait:g} s"
+            return self.opened + limits.offer_wait, Failure(DeadlineExceeded, reason)
+        missing = sorted(link.part for link in self.links.values() if link.expected and not link.done)
+        reason = f"no progress for {limits.transfer:g} s: parts {missing} are missing"
+        return self.progress + limits.transfer, Failure(DeadlineExceeded, reason)

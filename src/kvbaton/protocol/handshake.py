@@ -1,0 +1,201 @@
+"""The handshake: what both sides check before any byte moves. Pure; every refusal says what differs.
+
+The decode rank sends `make_hello`. The prefill rank checks it with `answer_hello`, and sends `Accepted.welcome` or
+`refuse`. The decode rank checks the answer with `check_welcome`, or makes the error that it names with `refusal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvbaton.errors import HandshakeError, LayoutError, LayoutMismatch, SelfConnection, VersionMismatch
+from kvbaton.layout import RankLayout, check_layout
+from kvbaton.plan import PairPlan, Share, assign, compile_pair
+from kvbaton.protocol.messages import PROTOCOL_VERSION, Hello, Refused, Welcome, short_reason
+from kvbaton.protocol.shares import ComponentNeed, PeerShare
+
+_REFUSALS = {error.__name__: error for error in (HandshakeError, LayoutMismatch, VersionMismatch, SelfConnection)}
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The prefill side's view of a handshake that holds."""
+
+    share: PeerShare
+    """What `PrefillCore.peer_joined` must know."""
+    plan: PairPlan
+    """What moves to this decode rank."""
+    parts: tuple[int, ...]
+    """The source indices that will end with a Done."""
+    transports: tuple[str, ...]
+    """Those that both sides have, in the prefill side's order of preference; at least one."""
+
+    def welcome(self, instance: str, transport: str, descriptor: bytes) -> Welcome:
+        """The answer, once ``transport`` is settled; ``descriptor`` is our own for it."""
+        return Welcome(instance, transport, descriptor, self.parts)
+
+
+def make_hello(
+    *,
+    instance: str,
+    model: str,
+    layout: RankLayout,
+    destination_index: int,
+    destinations: int,
+    sources: Sequence[RankLayout],
+    source_index: int,
+    transports: Mapping[str, bytes],
+) -> Hello:
+    """Say who asks prefill rank ``source_index`` of the grid ``sources``; ``transports`` has descriptors by name."""
+    return Hello(
+        version=PROTOCOL_VERSION,
+        instance=instance,
+        model=model,
+        layout=layout,
+        destination_index=destination_index,
+        destinations=destinations,
+        sources=tuple(sources),
+        source_index=source_index,
+        transports=dict(transports),
+    )
+
+
+def answer_hello(
+    hello: Hello,
+    *,
+    instance: str,
+    model: str,
+    layout: RankLayout,
+    transports: Sequence[str],
+    striped: bool = False,
+) -> Accepted:
+    """Check everything that ``hello`` says against this prefill rank; ``transports`` in order of preference.
+
+    Raises `VersionMismatch`, `SelfConnection`, `LayoutMismatch` or `HandshakeError`: `refuse` makes the answer of it.
+    """
+    _check_parties(hello, instance, model, layout)
+    common = _common(hello, transports)
+    shares = _shares(hello, striped)
+    parts = expected_parts(shares)
+    plan = compile_pair(layout, hello.layout, shares[hello.source_index])
+    return Accepted(_share(hello, plan, parts), plan, parts, common)
+
+
+def refuse(instance: str, error: Exception) -> Refused:
+    """The answer to a Hello that failed with ``error``."""
+    name = type(error).__name__ if isinstance(error, HandshakeError) else HandshakeError.__name__
+    return Refused(instance, short_reason(str(error)), name)
+
+
+def expected_parts(shares: Sequence[Share]) -> tuple[int, ...]:
+    """The parts that end with a Done: those that send something; part 0 alone if none does."""
+    return tuple(index for index, share in enumerate(shares) if not share.empty) or (0,)
+
+
+def check_welcome(hello: Hello, welcome: Welcome, *, striped: bool = False) -> None:
+    """Check a prefill rank's answer to ``hello``, on the decode side.
+
+    Raises `SelfConnection` if we reached ourselves, and `HandshakeError` if the answer does not fit what was asked.
+    """
+    part = f"prefill part {hello.source_index}"
+    if welcome.instance == hello.instance:
+        raise SelfConnection(_self_connection(hello.instance))
+    if welcome.transport not in hello.transports:
+        raise HandshakeError(
+            f"{part} chose transport {welcome.transport!r}, but it was offered {_listed(hello.transports)}: "
+            "run the same release of kvbaton on both sides"
+        )
+    parts = expected_parts(_shares(hello, striped))
+    if welcome.parts != parts:
+        raise HandshakeError(
+            f"{part} says that parts {list(welcome.parts)} send, the decode rank computes {list(parts)}: "
+            "use the same release of kvbaton and the same setting of striped on both sides"
+        )
+
+
+def refusal(hello: Hello, refused: Refused) -> HandshakeError:
+    """The error that a refusal stands for; of the class that it names, where that is an error of the handshake."""
+    if refused.instance == hello.instance:
+        return SelfConnection(_self_connection(hello.instance))
+    return _REFUSALS.get(refused.error, HandshakeError)(refused.reason)
+
+
+def _shares(hello: Hello, striped: bool) -> tuple[Share, ...]:
+    try:
+        for layout in (hello.layout, *hello.sources):
+            check_layout(layout, None)
+        return assign(hello.sources, hello.layout, destination_index=hello.destination_index, striped=striped)
+    except LayoutError as error:
+        raise HandshakeError(
+            f"a layout in the hello of decode rank {hello.destination_index} does not hold together: {error}"
+        ) from None
+
+
+def _share(hello: Hello, plan: PairPlan, parts: tuple[int, ...]) -> PeerShare:
+    moving = [component for component in hello.layout.components if component.name in plan.components]
+    return PeerShare(
+        components={
+            component.name: ComponentNeed(component.kind, component.window, hello.layout.owned)
+            for component in moving
+            if component.kind != "aux"
+        },
+        destination_index=hello.destination_index,
+        destinations=hello.destinations,
+        part=hello.source_index,
+        sends=hello.source_index in parts,
+        carries_aux=any(component.kind == "aux" for component in moving),
+    )
+
+
+def _check_parties(hello: Hello, instance: str, model: str, layout: RankLayout) -> None:
+    if hello.version != PROTOCOL_VERSION:
+        raise VersionMismatch(
+            f"the decode rank speaks version {hello.version} of the protocol, the prefill rank version "
+            f"{PROTOCOL_VERSION}: run the same release of kvbaton on both sides"
+        )
+    if hello.instance == instance:
+        raise SelfConnection(_self_connection(instance))
+    if hello.model != model:
+        raise HandshakeError(
+            f"the decode rank serves model {hello.model!r}, the prefill rank {model!r}: "
+            "send requests to engines of one model, or give both the same model="
+        )
+    if hello.destination_index >= hello.destinations:
+        raise HandshakeError(
+            f"the decode rank calls itself number {hello.destination_index} of {hello.destinations} decode ranks: "
+            "destination_index counts from 0"
+        )
+    if hello.source_index >= len(hello.sources):
+        raise HandshakeError(
+            f"the decode rank takes this prefill rank for number {hello.source_index} of {len(hello.sources)}: "
+            "the source index counts from 0"
+        )
+    believed = hello.sources[hello.source_index]
+    if believed != layout:
+        raise LayoutMismatch(
+            f"the topology that the decode rank knows is stale: it takes part {hello.source_index} for a rank "
+            f"({believed.coords}) with another layout than this prefill rank ({layout.coords}) has; "
+            "ask the registry again"
+        )
+
+
+def _common(hello: Hello, transports: Sequence[str]) -> tuple[str, ...]:
+    common = tuple(name for name in transports if name in hello.transports)
+    if not common:
+        raise HandshakeError(
+            f"no transport in common: the prefill rank has {_listed(transports)}, the decode rank "
+            f"{_listed(hello.transports)}; enable one of them on both sides"
+        )
+    return common
+
+
+def _listed(transports: Iterable[str]) -> str:
+    return ", ".join(transports) or "none"
+
+
+def _self_connection(instance: str) -> str:
+    return (
+        f"instance {instance!r} reached itself: the address that was advertised for the peer leads back here; "
+        "pass advertise= with an address that only the peer has"
+    )

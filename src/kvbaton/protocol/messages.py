@@ -1,0 +1,156 @@
+"""The messages of the control plane. Each is one frame; `kvbaton.protocol.codec` packs and unpacks them.
+
+Every number, text and collection has a bound that the decoder enforces, so a message that was decoded is small enough
+and of the right types. Whether it makes sense in the present state is the business of the cores.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Union
+
+import msgspec
+from msgspec import Meta
+
+from kvbaton.layout.nouns import RankLayout
+
+PROTOCOL_VERSION = 1
+"""Both sides must speak the same version; it is in the head of each frame."""
+
+MAX_REASON_CHARACTERS = 2000
+MAX_ROWS = 1 << 22
+"""Rows of one component in one Offer: four million."""
+MAX_AUX_BYTES = 1 << 20
+MAX_DESCRIPTOR_BYTES = 1 << 16
+MAX_TOKENS = 1 << 40
+MAX_RANKS = 1 << 14
+
+Text = Annotated[str, Meta(max_length=512)]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS)]
+RoomNumber = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Epoch = Annotated[int, Meta(ge=1, le=1 << 62)]
+Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Descriptor = Annotated[bytes, Meta(max_length=MAX_DESCRIPTOR_BYTES)]
+PackedRows = Annotated[bytes, Meta(max_length=8 * MAX_ROWS)]
+AuxBytes = Annotated[bytes, Meta(max_length=MAX_AUX_BYTES)]
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True):
+    """Decode rank to prefill rank, first on a connection: who asks, and what it believes of the other side."""
+
+    version: Annotated[int, Meta(ge=0, le=0xFFFF)]
+    instance: Name
+    model: Text
+    layout: RankLayout
+    destination_index: Rank
+    destinations: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+    sources: Annotated[tuple[RankLayout, ...], Meta(min_length=1, max_length=MAX_RANKS)]
+    source_index: Rank
+    transports: Annotated[dict[Name, Descriptor], Meta(max_length=16)]
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=True):
+    """Prefill rank to decode rank: the handshake holds.
+
+    ``parts`` are the source indices that will send to this destination; each of them ends its work with a Done.
+    """
+
+    instance: Name
+    transport: Name
+    descriptor: Descriptor
+    parts: Annotated[tuple[Rank, ...], Meta(min_length=1, max_length=MAX_RANKS)]
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
+    """Prefill rank to decode rank: the handshake does not hold. ``error`` names an error of `kvbaton.errors`."""
+
+    instance: Name
+    reason: Reason
+    error: Name = "HandshakeError"
+
+
+class Rows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Row indices of one component: ``rows`` holds them as int64, little endian.
+
+    ``start`` is the token position, on this rank's own token axis, of the first token of the first row (a multiple of
+    the page size; 0 for slots).
+    """
+
+    rows: PackedRows
+    start: Tokens = 0
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer", forbid_unknown_fields=True):
+    """Decode rank to each prefill rank of the grid: where the data of a room may be written.
+
+    The sender fills tokens ``[prefix, tokens)``. ``aux_row`` is -1 if no aux data are wanted.
+    """
+
+    room: RoomNumber
+    epoch: Epoch
+    tokens: Tokens
+    components: Annotated[dict[Name, Rows], Meta(max_length=256)]
+    prefix: Tokens = 0
+    aux_row: Annotated[int, Meta(ge=-1, le=1 << 40)] = -1
+
+
+class Done(msgspec.Struct, frozen=True, tag="done", forbid_unknown_fields=True):
+    """Prefill rank to decode rank: every byte of this part is visible at the receiver.
+
+    ``bytes`` counts the bytes moved by component, ``chunks`` the writes they took. ``aux`` is the aux data itself.
+    """
+
+    room: RoomNumber
+    epoch: Epoch
+    part: Rank
+    chunks: Count = 0
+    bytes: Annotated[dict[Name, Count], Meta(max_length=256)] = {}
+    aux: AuxBytes = b""
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort", forbid_unknown_fields=True):
+    """Either way: the room has failed; nothing more is started for it. ``error`` is the name of an error.
+
+    ``offered`` (decode rank to prefill rank) says that an Offer of this epoch was sent. It may still be on its way: the
+    sender waits for it and drops it, so that a late Offer never starts a write into rows that were given back.
+    """
+
+    room: RoomNumber
+    epoch: Epoch
+    reason: Reason = ""
+    error: Name = "TransferFailed"
+    offered: bool = False
+
+
+class AbortAck(msgspec.Struct, frozen=True, tag="abort_ack", forbid_unknown_fields=True):
+    """Prefill rank to decode rank: ``drained`` promises that no write to this epoch's rows is, or will be, under way.
+
+    Without it, it only says that the Abort was heard.
+    """
+
+    room: RoomNumber
+    epoch: Epoch
+    part: Rank
+    drained: bool
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping", forbid_unknown_fields=True):
+    """Either way: asks whether the other side is there."""
+
+    number: Count = 0
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong", forbid_unknown_fields=True):
+    """The answer to the Ping of that number."""
+
+    number: Count = 0
+
+
+Message = Union[Hello, Welcome, Refused, Offer, Done, Abort, AbortAck, Ping, Pong]  # noqa: UP007 (msgspec reads it at run time)
+
+
+def short_reason(reason: str) -> str:
+    """``reason``, cut to what a message may carry."""
+    return reason if len(reason) <= MAX_REASON_CHARACTERS else reason[: MAX_REASON_CHARACTERS - 3] + "..."

@@ -1,0 +1,398 @@
+"""The prefill side of every room of one rank, without any I/O: events go in, actions come out.
+
+The driver calls one method for each event, with the time, and carries out the actions in order before the next event.
+`PrefillCore.handle` never raises, whatever a peer sends: what does not fit is counted in ``unexpected`` and ignored.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+
+from kvbaton.errors import DeadlineExceeded, HandshakeError, PeerLost, RoomError, TransferAborted, TransferFailed
+from kvbaton.protocol.actions import Action, RoomChanged, RowsReleased, Send, SendDone, StartWrite
+from kvbaton.protocol.core import Core
+from kvbaton.protocol.deadlines import Deadlines
+from kvbaton.protocol.failures import Failure
+from kvbaton.protocol.messages import Abort, AbortAck, Message, Offer, Ping, Pong
+from kvbaton.protocol.parking import Parking
+from kvbaton.protocol.prefill_peer import PrefillPeer
+from kvbaton.protocol.prefill_room import Destination, Finish, PrefillRoom, Submission, check_ranges, merge
+from kvbaton.protocol.shares import PeerShare, find_fault, needed
+from kvbaton.protocol.status import Status
+
+
+class PrefillCore(Core[PrefillRoom]):
+    """All rooms of one prefill rank."""
+
+    def __init__(self, deadlines: Deadlines | None = None) -> None:
+        super().__init__(deadlines)
+        self._peers: dict[str, PrefillPeer] = {}
+        self._tickets: dict[int, tuple[PrefillRoom, Destination]] = {}
+        self._parking = Parking(self._deadlines)
+        self._numbers = itertools.count(1)
+
+    # Peers.
+
+    def peer_joined(self, peer: str, share: PeerShare) -> list[Action]:
+        """A decode rank passed the handshake. A key must not be used again for another connection.
+
+        Raises `HandshakeError` if the same connection settles on another share than before.
+        """
+        known = self._peers.get(peer)
+        if known is not None and known.share != share:
+            raise HandshakeError(
+                f"decode rank {share.destination_index}: a second handshake on one connection differs from the first"
+            )
+        if known is None:
+            self._peers[peer] = PrefillPeer(share)
+        return []
+
+    def peer_lost(self, peer: str, reason: str, now: float) -> list[Action]:
+        """The connection is gone: what it asked for fails at once. Its tickets must still end, each by `written`."""
+        state = self._peers.pop(peer, None)
+        if state is None:
+            return []
+        self._parking.drop_peer(peer)
+        lost = Failure(PeerLost, f"decode rank {state.share.destination_index} was lost: {reason}")
+        actions: list[Action] = []
+        for room in sorted(state.rooms, key=lambda room: room.number):
+            actions += self._fail(room, lost)
+        return actions
+
+    # Calls of the engine.
+
+    def open(self, room: int, now: float) -> list[Action]:
+        """Begin a room. Raises `RoomError` while the number is in use, or still drains after `close`."""
+        if room in self._rooms:
+            draining = " (its last writes have not ended)" if self._rooms[room].closed else ""
+            raise RoomError(f"sender: room {room} is in use{draining}")
+        state = PrefillRoom(room, opened=now, progress=now)
+        self._rooms[room] = state
+        self._timers.set(state, now + self._deadlines.offer_wait)
+        actions: list[Action] = []
+        for parked in self._parking.take(room):
+            actions += self._place(state, parked.peer, parked.offer, now)
+        return actions
+
+    def submit(self, room: int, handle: int, ranges: Mapping[str, tuple[int, int]], now: float) -> list[Action]:
+        """A chunk is ready: tokens ``[first, last)`` by component; ``handle`` is the runtime's key to its rows.
+
+        Does nothing once the room has failed. Raises `RoomError` for a room that is not open or is finished, and
+        `RowsError` for a range that is none.
+        """
+        state = self._open_room(room)
+        if state.finish is not None:
+            raise RoomError(f"sender: room {room} is finished; nothing can be sent after finish")
+        check_ranges(ranges, None)
+        if state.status.terminal:
+            return []
+        return self._submit(state, Submission(handle, dict(ranges)), now)
+
+    def finish(
+        self,
+        room: int,
+        handle: int,
+        tokens: int,
+        ranges: Mapping[str, tuple[int, int]],
+        slots: Collection[str],
+        aux: bool,
+        now: float,
+    ) -> list[Action]:
+        """The last chunk is ready: the request has ``tokens`` tokens, and these slot components. Raises as `submit`."""
+        state = self._open_room(room)
+        if state.finish is not None:
+            raise RoomError(f"sender: room {room} is finished already")
+        check_ranges(ranges, tokens)
+        for submission in state.submissions:
+            check_ranges(submission.ranges, tokens)
+        if state.status.terminal:
+            return []
+        last = Submission(handle, dict(ranges), frozenset(slots))
+        state.finish = Finish(tokens, last.slots, aux, merge([*state.submissions, last]))
+        for destination in state.destinations.values():
+            missing = destination.missing(state.finish)
+            if missing:
+                return self._fail(state, Failure(TransferFailed, missing))
+        actions = self._submit(state, last, now)
+        for destination in list(state.destinations.values()):
+            actions += self._advance(state, destination)
+        return actions
+
+    def abort(self, room: int, reason: str, now: float) -> list[Action]:
+        """Fail the room, if it is open and has not ended."""
+        state = self._rooms.get(room)
+        return [] if state is None else self._fail(state, Failure(TransferAborted, reason))
+
+    def close(self, room: int) -> list[Action]:
+        """Forget the room; one that has not ended is aborted. Its number is free again once its writes have ended."""
+        state = self._rooms.get(room)
+        if state is None:
+            return []
+        actions = self._fail(state, Failure(TransferAborted, "the sender was closed before the room had ended"))
+        state.closed = True
+        self._forget_if_over(state)
+        return actions
+
+    # Questions.
+
+    def offer(self, room: int, peer: str) -> Offer:
+        """The Offer that a `StartWrite` is for. Raises `RoomError` if there is none."""
+        state = self._rooms.get(room)
+        if state is None or peer not in state.destinations:
+            raise RoomError(f"sender: room {room} has no offer of that peer")
+        return state.destinations[peer].offer
+
+    def next_deadline(self) -> float | None:
+        """When `tick` must be called at the latest; None if never."""
+        return min((when for when in (self._timers.next(), self._parking.next()) if when is not None), default=None)
+
+    def table_sizes(self) -> dict[str, int]:
+        """How much is kept, by table: all zero, but for peers, when no room is open and nothing is on its way."""
+        return {
+            "peers": len(self._peers),
+            "rooms": len(self._rooms),
+            "tickets": len(self._tickets),
+            "timers": len(self._timers),
+            "parked": len(self._parking),
+            "epochs": sum(peer.pending_epochs for peer in self._peers.values()),
+            "rooms_of_peers": sum(len(peer.rooms) for peer in self._peers.values()),
+        }
+
+    # Events.
+
+    def handle(self, peer: str, message: Message, now: float) -> list[Action]:
+        """A message of ``peer`` came."""
+        state = self._peers.get(peer)
+        if state is None:
+            return self._ignore(f"{type(message).__name__} of an unknown peer")
+        if isinstance(message, Offer):
+            return self._on_offer(peer, state, message, now)
+        if isinstance(message, Abort):
+            return self._on_abort(peer, state, message)
+        if isinstance(message, Ping):
+            return [Send(peer, Pong(message.number))]
+        if isinstance(message, Pong):
+            return []
+        return self._ignore(type(message).__name__)
+
+    def written(self, ticket: int, error: str, now: float, moved: Mapping[str, int] | None = None) -> list[Action]:
+        """A ticket ended: with ``error``, or with every byte visible. ``moved`` counts its bytes by component."""
+        entry = self._tickets.pop(ticket, None)
+        if entry is None:
+            return self._ignore("unknown ticket")
+        room, destination = entry
+        room.outstanding -= 1
+        destination.outstanding -= 1
+        room.progress = now
+        if error:
+            reason = f"write to decode rank {destination.share.destination_index} failed: {error}"
+            actions = self._fail(room, Failure(TransferFailed, reason))
+        else:
+            destination.chunks += 1
+            destination.moved.update(moved or {})
+            actions = self._advance(room, destination)
+        if room.status is Status.FAILED:
+            actions += self._settle(room, destination)
+        return actions
+
+    def tick(self, now: float) -> list[Action]:
+        """Let time pass: fail what has lasted too long."""
+        actions: list[Action] = []
+        for room in self._timers.due(now):
+            when, failure = room.deadline(self._deadlines)
+            if when > now:
+                self._timers.set(room, when)
+            else:
+                actions += self._fail(room, failure)
+        for parked in self._parking.expired(now):
+            reason = (
+                f"the prefill side did not open room {parked.offer.room} within {self._deadlines.parked_seconds:g} s"
+            )
+            actions += self._refuse(parked.peer, parked.offer, Failure(DeadlineExceeded, reason))
+        return actions
+
+    # Below: how it is done.
+
+    def _open_room(self, room: int) -> PrefillRoom:
+        state = self._rooms.get(room)
+        if state is None or state.closed:
+            raise RoomError(f"sender: room {room} is not open")
+        return state
+
+    def _send(self, peer: str, message: Message) -> list[Action]:
+        return [Send(peer, message)] if peer in self._peers else []
+
+    def _refuse(self, peer: str, offer: Offer, failure: Failure) -> list[Action]:
+        """Tell ``peer`` that nothing will come of its Offer, and that its rows were never touched."""
+        part = self._peers[peer].share.part
+        return [
+            Send(peer, failure.message(offer.room, offer.epoch)),
+            Send(peer, AbortAck(offer.room, offer.epoch, part, drained=True)),
+        ]
+
+    def _on_offer(self, peer: str, state: PrefillPeer, offer: Offer, now: float) -> list[Action]:
+        if not state.seen.add(offer.epoch):
+            return self._ignore("repeated Offer")
+        if state.was_aborted_early(offer.epoch):
+            return []
+        fault = find_fault(offer)
+        if fault:
+            self.unexpected["malformed Offer"] += 1
+            return self._reject(peer, offer, fault)
+        room = self._rooms.get(offer.room)
+        if room is None or room.is_over_for(peer, offer.epoch):
+            refusal = self._parking.put(peer, offer, now)
+            return self._refuse(peer, offer, Failure(TransferFailed, refusal)) if refusal else []
+        return self._place(room, peer, offer, now)
+
+    def _reject(self, peer: str, offer: Offer, reason: str) -> list[Action]:
+        """Refuse an Offer that nobody can serve; the room that waits for it cannot succeed any more."""
+        actions = self._refuse(peer, offer, Failure(TransferFailed, reason))
+        room = self._rooms.get(offer.room)
+        if room is not None and peer not in room.destinations and room.waits_for(self._peers[peer].share):
+            index = self._peers[peer].share.destination_index
+            refused = f"the offer of decode rank {index} was refused: {reason}"
+            actions += self._fail(room, Failure(TransferFailed, refused))
+        return actions
+
+    def _place(self, room: PrefillRoom, peer: str, offer: Offer, now: float) -> list[Action]:
+        """Take an Offer into a room."""
+        share = self._peers[peer].share
+        if peer in room.destinations:
+            return self._ignore("stale Offer")
+        if room.status.terminal:
+            failure = room.failure or Failure(TransferFailed, f"room {room.number} has ended")
+            return self._refuse(peer, offer, failure)
+        if not room.waits_for(share):
+            self.unexpected["Offer for a room of others"] += 1
+            reason = (
+                f"room {room.number} is in use by other decode ranks: it has ranks {sorted(room.indices)} of "
+                f"{room.expected}, and this is rank {share.destination_index} of {share.destinations}"
+            )
+            return self._refuse(peer, offer, Failure(TransferFailed, reason))
+        needs, slots, fault = needed(offer, share)
+        if fault:
+            return self._reject(peer, offer, fault)
+        destination = Destination(peer, share, offer, needs, slots)
+        room.expected = share.destinations
+        room.indices.add(share.destination_index)
+        room.destinations[peer] = destination
+        room.progress = now
+        self._peers[peer].rooms.add(room)
+        actions: list[Action] = []
+        if room.status is Status.WAITING:
+            room.status = Status.TRANSFERRING
+            actions.append(RoomChanged(room.number, room.status))
+        if room.all_offered:
+            self._timers.set(room, room.deadline(self._deadlines)[0])
+        missing = destination.missing(room.finish) if room.finish else ""
+        if missing:
+            return actions + self._fail(room, Failure(TransferFailed, missing))
+        for submission in room.submissions:
+            actions += self._start(room, destination, submission)
+        return actions + self._advance(room, destination)
+
+    def _submit(self, room: PrefillRoom, submission: Submission, now: float) -> list[Action]:
+        room.submissions.append(submission)
+        room.progress = now
+        return [
+            action
+            for destination in room.destinations.values()
+            for action in self._start(room, destination, submission)
+        ]
+
+    def _start(self, room: PrefillRoom, destination: Destination, submission: Submission) -> list[Action]:
+        pieces, slots = destination.pieces(submission)
+        if not pieces and not slots:
+            return []
+        ticket = next(self._numbers)
+        self._tickets[ticket] = (room, destination)
+        room.outstanding += 1
+        destination.outstanding += 1
+        return [
+            StartWrite(destination.peer, ticket, room.number, destination.offer.epoch, submission.handle, pieces, slots)
+        ]
+
+    def _advance(self, room: PrefillRoom, destination: Destination) -> list[Action]:
+        """See whether ``destination``, and with it the room, is through."""
+        if room.status.terminal or room.finish is None or destination.outstanding or destination.served:
+            return []
+        destination.served = True
+        room.served += 1
+        actions: list[Action] = []
+        if destination.share.sends:
+            aux = destination.share.carries_aux and destination.offer.aux_row >= 0
+            actions.append(SendDone(destination.peer, destination.done(), aux))
+        if room.complete:
+            room.status = Status.SUCCESS
+            self._timers.cancel(room)
+            actions.append(RoomChanged(room.number, room.status))
+            actions += self._release_if_quiet(room)
+        return actions
+
+    def _on_abort(self, peer: str, state: PrefillPeer, abort: Abort) -> list[Action]:
+        ack = AbortAck(abort.room, abort.epoch, state.share.part, drained=True)
+        failure = Failure.named(abort.error, f"decode rank {state.share.destination_index}: {abort.reason}")
+        room = self._rooms.get(abort.room)
+        destination = room.destinations.get(peer) if room else None
+        if abort.epoch in state.seen:
+            parked = self._parking.get(abort.room, peer)
+            if parked is not None and parked.epoch == abort.epoch:
+                self._parking.remove(abort.room, peer)
+            if room is None or destination is None or destination.offer.epoch != abort.epoch:
+                return [Send(peer, ack)]
+            actions = self._fail(room, failure, heard_by=peer)
+            quiet = destination.outstanding == 0
+            destination.owes_ack = not quiet
+            return [*actions, Send(peer, AbortAck(abort.room, abort.epoch, ack.part, drained=quiet))]
+        if abort.offered:
+            if not state.abort_early(abort.epoch):
+                return self._ignore("too many early Aborts")
+        else:
+            state.seen.add(abort.epoch)
+        actions = []
+        if room is not None and destination is None and room.waits_for(state.share):
+            room.withdrawn.add(peer)
+            actions = self._fail(room, failure)
+        return [*actions, Send(peer, ack)]
+
+    def _fail(self, room: PrefillRoom, failure: Failure, heard_by: str = "") -> list[Action]:
+        """End the room, and tell every destination but ``heard_by``, who told us."""
+        if room.status.terminal:
+            return []
+        room.status = Status.FAILED
+        room.failure = failure
+        self._timers.cancel(room)
+        actions: list[Action] = [RoomChanged(room.number, room.status, failure.reason, failure.error)]
+        for destination in room.destinations.values():
+            if destination.served or destination.peer == heard_by:
+                continue
+            actions += self._send(destination.peer, failure.message(room.number, destination.offer.epoch))
+            destination.owes_ack = True
+            actions += self._settle(room, destination)
+        return actions + self._release_if_quiet(room)
+
+    def _settle(self, room: PrefillRoom, destination: Destination) -> list[Action]:
+        """Confirm that nothing is under way to ``destination``, if that is owed and true."""
+        actions: list[Action] = []
+        if destination.owes_ack and destination.outstanding == 0:
+            destination.owes_ack = False
+            ack = AbortAck(room.number, destination.offer.epoch, destination.share.part, drained=True)
+            actions = self._send(destination.peer, ack)
+        return actions + self._release_if_quiet(room)
+
+    def _release_if_quiet(self, room: PrefillRoom) -> list[Action]:
+        if room.released or not room.status.terminal or room.outstanding:
+            return []
+        room.released = True
+        self._forget_if_over(room)
+        return [RowsReleased(room.number)]
+
+    def _forget_if_over(self, room: PrefillRoom) -> None:
+        if not room.closed or not room.released:
+            return
+        del self._rooms[room.number]
+        for peer in room.destinations:
+            if peer in self._peers:
+                self._peers[peer].rooms.discard(room)

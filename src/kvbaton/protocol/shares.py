@@ -1,0 +1,88 @@
+"""What one decode rank needs from one prefill rank, as far as the protocol must know it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvbaton.layout.nouns import Kind, Ownership
+from kvbaton.protocol.messages import Offer
+
+EVERY_TOKEN = Ownership()
+
+
+@dataclass(frozen=True)
+class ComponentNeed:
+    """A component in which the pair moves something.
+
+    ``window`` is in tokens, for kind ``window``; ``owned`` are the tokens that the decode rank holds.
+    """
+
+    kind: Kind
+    window: int = 0
+    owned: Ownership = EVERY_TOKEN
+
+
+@dataclass(frozen=True)
+class PeerShare:
+    """The share of one decode rank, as the handshake settled it."""
+
+    components: Mapping[str, ComponentNeed]
+    destination_index: int
+    """Which decode rank of its replica it is ..."""
+    destinations: int
+    """... out of how many; a room ends when each of them was served."""
+    part: int
+    """This prefill rank's index in the grid."""
+    sends: bool
+    """Whether the decode rank waits for a Done of this part."""
+    carries_aux: bool = False
+    """Whether this part brings aux data."""
+
+
+Needs = dict[str, tuple[int, int]]
+"""Tokens ``[first, last)`` by component; never an empty range."""
+
+
+def find_fault(offer: Offer) -> str:
+    """Why ``offer`` cannot be served by anybody; empty if it holds together."""
+    if offer.prefix > offer.tokens:
+        return f"the offer's prefix of {offer.prefix} tokens is longer than its {offer.tokens} tokens"
+    for name, rows in offer.components.items():
+        if len(rows.rows) % 8:
+            return f"component {name!r}: {len(rows.rows)} bytes of the offer are no whole number of rows of 8 bytes"
+        indices = np.frombuffer(rows.rows, dtype="<i8")
+        if indices.size and indices.min() < 0:
+            return f"component {name!r}: the offer names row {indices.min()}; rows count from 0"
+    return ""
+
+
+def needed(offer: Offer, share: PeerShare) -> tuple[Needs, frozenset[str], str]:
+    """What ``offer`` asks of this share: tokens by component, slot components, and why it cannot be served (or "")."""
+    needs: Needs = {}
+    slots = []
+    for name, need in share.components.items():
+        rows = offer.components.get(name)
+        if need.kind == "slot":
+            if rows is None:
+                return (
+                    {},
+                    frozenset(),
+                    f"component {name!r}: the receiver offered no slots (an empty list means none are wanted)",
+                )
+            if rows.rows:
+                slots.append(name)
+        elif need.kind != "aux":
+            first = max(offer.prefix, offer.tokens - need.window) if need.kind == "window" else offer.prefix
+            if need.owned.local_count(offer.tokens) <= need.owned.local_count(min(first, offer.tokens)):
+                continue
+            if rows is None or not rows.rows:
+                return (
+                    {},
+                    frozenset(),
+                    f"component {name!r}: the receiver offered 0 rows for tokens {first} to {offer.tokens}",
+                )
+            needs[name] = (first, offer.tokens)
+    return needs, frozenset(slots), ""

@@ -1,0 +1,40 @@
+"""The bootstrap service: prefill ranks register their topology here, and decode ranks look it up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvbaton.registry.client import (
+    HttpRegistry,
+    MemoryRegistry,
+    Registration,
+    RegistryClient,
+    RegistryRefused,
+    Topology,
+)
+from kvbaton.registry.table import Limits, RegistryTable, UnknownDeployment
+
+if TYPE_CHECKING:
+    from kvbaton.registry.server import RegistryServer
+
+__all__ = [
+    "HttpRegistry",
+    "Limits",
+    "MemoryRegistry",
+    "Registration",
+    "RegistryClient",
+    "RegistryRefused",
+    "RegistryTable",
+    "Topology",
+    "UnknownDeployment",
+    "serve",
+]
+
+
+def serve(host: str = "127.0.0.1", port: int = 0, ttl: float = 10.0) -> RegistryServer:
+    """Start a registry in a thread; the caller stops it. Needs the extra ``registry`` (else `ConfigurationError`)."""
+    from kvbaton.registry.server import RegistryServer
+
+    server = RegistryServer(host, port, ttl)
+    server.start()
+    return server

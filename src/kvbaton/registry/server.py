@@ -1,0 +1,197 @@
+"""The registry over HTTP: a FastAPI app around `RegistryTable`, and a server that runs it in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from kvbaton.errors import ConfigurationError, KVBatonError
+from kvbaton.registry.base import Registration, RegistryRefused
+from kvbaton.registry.table import RegistryTable, UnknownDeployment
+
+try:
+    import uvicorn
+    from fastapi import FastAPI, Request
+    from fastapi.responses import Response
+    from starlette.exceptions import HTTPException
+except ImportError as error:  # pragma: no cover - needs an environment without the extra
+    raise ConfigurationError(
+        f"the registry server needs FastAPI and uvicorn ({error}): install kvbaton[registry]"
+    ) from error
+
+MAX_BODY = 16 << 20
+BODY_SECONDS = 20.0
+
+
+class BodyTooLarge(KVBatonError):
+    """A request's body is over the limit; the message has the limit."""
+
+
+async def read_body(request: Request, limit: int, seconds: float = BODY_SECONDS) -> bytes:
+    """Read a body of at most ``limit`` bytes; raises `BodyTooLarge`, or `TimeoutError` if it takes over ``seconds``."""
+
+    async def read() -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise BodyTooLarge(f"the body has more than {limit} bytes")
+        return bytes(body)
+
+    try:
+        return await asyncio.wait_for(read(), seconds)
+    except asyncio.TimeoutError:  # Another class than TimeoutError before Python 3.11.
+        raise TimeoutError(f"the body did not arrive in {seconds:g} s") from None
+
+
+def make_app(table: RegistryTable, clock: Callable[[], float] = time.monotonic, max_body: int = MAX_BODY) -> FastAPI:
+    """Make an app that serves ``table``; every refusal is a 4xx with ``{"error": {"type": ..., "message": ...}}``."""
+    app = FastAPI(title="kvbaton registry", docs_url=None, redoc_url=None, openapi_url=None)
+    lock = threading.Lock()
+
+    @app.exception_handler(RegistryRefused)
+    async def refused(request: Request, error: RegistryRefused) -> Response:
+        return _error(404 if isinstance(error, UnknownDeployment) else 409, type(error).__name__, str(error))
+
+    @app.exception_handler(HTTPException)
+    async def not_served(request: Request, error: HTTPException) -> Response:
+        # Not in the registry's own form: a client must not read "no such route" as "no such rank".
+        return _json(error.status_code, {"detail": error.detail})
+
+    @app.get("/health")
+    async def health() -> Response:
+        with lock:
+            table.expire(clock())
+            return _json(200, {"status": "ok", "ranks": len(table), "deployments": len(table.deployments)})
+
+    @app.put("/v1/ranks")
+    async def register(request: Request) -> Response:
+        try:
+            body = await read_body(request, max_body)
+            registration = msgspec.json.decode(body, type=Registration)
+        except BodyTooLarge as error:
+            return _error(413, "BodyTooLarge", str(error))
+        except TimeoutError as error:
+            return _error(408, "Timeout", str(error))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return _error(400, "BadRequest", f"the body is not a registration: {error or 'nested too deeply'}")
+        with lock:
+            generation = table.register(registration, clock())
+        return _json(200, {"generation": generation})
+
+    @app.post("/v1/ranks/{instance}/heartbeat")
+    async def heartbeat(instance: str) -> Response:
+        with lock:
+            known = table.heartbeat(instance, clock())
+        return _json(200, {"ttl": table.ttl}) if known else _unknown(instance)
+
+    @app.delete("/v1/ranks/{instance}")
+    async def remove(instance: str) -> Response:
+        with lock:
+            known = table.remove(instance, clock())
+        return _json(200, {}) if known else _unknown(instance)
+
+    @app.get("/v1/topology")
+    async def topology(deployment: str = "default") -> Response:
+        with lock:
+            found = table.topology(deployment, clock())
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    return app
+
+
+class BackgroundServer:
+    """An ASGI app served by uvicorn in a thread of its own.
+
+    ``port`` 0 takes a free one; `url` says which. The socket is bound by the constructor, so that an address in use is
+    found there (`ConfigurationError`). `start` returns when requests are answered. `stop` may be called twice.
+    """
+
+    def __init__(self, app: FastAPI, host: str = "127.0.0.1", port: int = 0, drain_seconds: int = 5) -> None:
+        self.app = app
+        self.host = host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+        except (OSError, OverflowError) as error:
+            self._socket.close()
+            raise ConfigurationError(f"cannot listen at {host} port {port}: {error}; choose another port") from error
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=drain_seconds,
+        )
+        self.server = uvicorn.Server(config)
+        self._drain_seconds = drain_seconds
+        self._thread = threading.Thread(target=self._run, name=f"http-{self.port}", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where it answers, for this host: ``http://host:port``."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def start(self) -> None:
+        """Serve; returns when the server answers. Raises `ConfigurationError` if it does not come up."""
+        self._thread.start()
+        deadline = time.monotonic() + 10
+        while not self.server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                self.stop()
+                raise ConfigurationError(f"the server at {self.url} did not come up")
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Finish the requests that run (bounded by ``drain_seconds``), close the sockets and end the thread."""
+        self.server.should_exit = True
+        if self._thread.ident is not None:
+            self._thread.join(self._drain_seconds + 5)
+        self._socket.close()
+
+    def _run(self) -> None:
+        self.server.run(sockets=[self._socket])
+
+    def __enter__(self) -> BackgroundServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class RegistryServer(BackgroundServer):
+    """The registry's HTTP server, with a table of its own; used as a context manager, or with `start` and `stop`."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, ttl: float = 10.0) -> None:
+        # Generations go on growing when a registry is restarted in the same place.
+        self.table = RegistryTable(ttl, generation=time.time_ns() // 1_000_000)
+        super().__init__(make_app(self.table), host, port)
+
+
+def _json(status: int, content: Any) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _error(status: int, kind: str, message: str) -> Response:
+    # Names come from strangers: what cannot be encoded is replaced, never an error of its own.
+    printable = message.encode("utf-8", "replace").decode()
+    return _json(status, {"error": {"type": kind, "message": printable}})
+
+
+def _unknown(instance: str) -> Response:
+    return _error(404, "UnknownInstance", f"no rank with instance {instance[:80]!r} is registered: register again")

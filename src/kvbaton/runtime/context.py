@@ -1,0 +1,83 @@
+"""What both sides of a manager share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from kvbaton.errors import RoomError
+from kvbaton.layout import Component, RankLayout
+from kvbaton.memory import Region
+from kvbaton.plan.boxes import Int64s
+from kvbaton.runtime.control import ControlPlane
+from kvbaton.runtime.settings import Settings
+from kvbaton.transport.base import Transport
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Context:
+    """One rank: its memory, its transports, its control plane, and a few threads for what may block."""
+
+    instance: str
+    model: str
+    layout: RankLayout
+    regions: tuple[Region, ...]
+    transports: Mapping[str, Transport]
+    """In order of preference."""
+    control: ControlPlane
+    settings: Settings
+    executor: ThreadPoolExecutor
+
+    @property
+    def aux_components(self) -> tuple[Component, ...]:
+        """The components that travel inside Done."""
+        return tuple(component for component in self.layout.components if component.kind == "aux")
+
+    def bases(self) -> Int64s:
+        """The address of each region."""
+        return np.array([region.address for region in self.regions], np.int64)
+
+    def in_background(
+        self, work: Callable[[], Result], then: Callable[[Result], None], failed: Callable[[Exception], None]
+    ) -> None:
+        """Run ``work`` off the control thread; ``then(result)`` or ``failed(error)`` runs on it.
+
+        ``failed`` is also told an error of ``then``, and that the manager is closing. Called on the control thread.
+        """
+
+        def take(result: Result) -> None:
+            try:
+                then(result)
+            except Exception as error:
+                failed(error)
+
+        def finish(future: Future[Result]) -> None:
+            if future.cancelled():
+                self.control.post(lambda: failed(RoomError("the manager is closing")))
+                return
+            error = future.exception()
+            if isinstance(error, Exception):
+                self.control.post(lambda: failed(error))
+            elif error is None:
+                result = future.result()
+                self.control.post(lambda: take(result))
+
+        try:
+            future = self.executor.submit(work)
+        except RuntimeError:
+            # The executor takes no more work: the manager is closing.
+            failed(RoomError("the manager is closing"))
+            return
+        future.add_done_callback(finish)
+
+    @staticmethod
+    def now() -> float:
+        """The time of every deadline, in seconds."""
+        return time.monotonic()

@@ -1,0 +1,291 @@
+"""The manager of one rank: registers its memory, owns its threads and sockets, and makes senders and receivers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Literal, Union
+
+from kvbaton.address import advertised
+from kvbaton.errors import ConfigurationError, KVBatonError, RoomError, TransportError, TransportUnavailable
+from kvbaton.layout import RankLayout, check_layout
+from kvbaton.memory import Region
+from kvbaton.protocol.messages import MAX_AUX_BYTES, MAX_RANKS
+from kvbaton.registry import HttpRegistry, Registration, RegistryClient, RegistryRefused
+from kvbaton.runtime.context import Context
+from kvbaton.runtime.control import ControlPlane
+from kvbaton.runtime.decode import DecodeSide
+from kvbaton.runtime.prefill import PrefillSide
+from kvbaton.runtime.rooms import Receiver, Sender
+from kvbaton.runtime.settings import Settings
+from kvbaton.transport import Transport, create
+
+logger = logging.getLogger(__name__)
+
+MAX_ROOM = (1 << 63) - 1
+MAX_MODEL_CHARACTERS = 512
+
+Role = Literal["prefill", "decode"]
+
+
+class Manager:
+    """One rank of an engine, as kvbaton sees it. Make one for each process that holds a part of the cache.
+
+    ``layout`` describes the rank's memory and ``regions`` is that memory; ``Tensor.region`` counts in it. ``role`` says
+    which side the rank is. ``registry`` is where prefill ranks register themselves, and where decode ranks find them
+    unless `receiver` names another: a url, a `RegistryClient`, or None for a decode rank that always names one.
+    ``model`` must be the same text on both sides. ``transports`` are names or ready `Transport` objects, in order of
+    preference; the prefill side chooses. ``bind`` is the host to listen on, and ``advertise`` the host that peers are
+    told (needed when ``bind`` is a wildcard). ``destination_index`` of ``destinations`` says which of the decode ranks
+    that serve one room together this one is.
+
+    Raises `LayoutError` if the layout does not hold together, `ConfigurationError` for arguments that do not fit,
+    `TransportUnavailable` if none of the transports can reach this memory, and `RegistryError` if a prefill rank
+    cannot be registered. Use it as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        layout: RankLayout,
+        regions: Sequence[Region],
+        *,
+        role: Role,
+        registry: Union[RegistryClient, str, None] = None,  # noqa: UP007
+        model: str = "",
+        deployment: str = "default",
+        transports: Sequence[Union[str, Transport]] = ("shm", "tcp"),  # noqa: UP007
+        bind: str = "127.0.0.1",
+        advertise: str | None = None,
+        destination_index: int = 0,
+        destinations: int = 1,
+        settings: Settings | None = None,
+    ) -> None:
+        if role not in ("prefill", "decode"):
+            raise ConfigurationError(f"role {role!r} is neither 'prefill' nor 'decode'")
+        if role == "prefill" and registry is None:
+            raise ConfigurationError("a prefill rank needs a registry to be found by decode ranks: pass registry=")
+        check_layout(layout, [region.nbytes for region in regions])
+        _check_limits(layout, model, destination_index, destinations)
+        self.layout = layout
+        self.role: Role = role
+        self.instance = _instance_of(transports)
+        """Names this life of the rank: a restarted rank has another."""
+        settings = settings or Settings()
+        host = advertised(bind, advertise)
+        self._closed = threading.Event()
+        self._replaced = False
+        self._registry = HttpRegistry(registry) if isinstance(registry, str) else registry
+        self._registry_name = registry if isinstance(registry, str) else "the given registry"
+        self._clients: dict[str, RegistryClient] = {}
+        self._transports = _make_transports(transports, self.instance, regions, bind, host)
+        try:
+            self._control = ControlPlane(role, settings, bind=bind if role == "prefill" else None, advertise=host)
+        except BaseException:
+            for transport in self._transports.values():
+                transport.close()
+            raise
+        for transport in self._transports.values():
+            transport.set_waker(self._control.wake)
+        self._context = Context(
+            instance=self.instance,
+            model=model,
+            layout=layout,
+            regions=tuple(regions),
+            transports=self._transports,
+            control=self._control,
+            settings=settings,
+            executor=ThreadPoolExecutor(max_workers=4, thread_name_prefix=f"kvbaton-{role}-handshake"),
+        )
+        self.side: PrefillSide | DecodeSide
+        if role == "prefill":
+            self.side = PrefillSide(self._context)
+        else:
+            self.side = DecodeSide(self._context, deployment, destination_index, destinations)
+        self._control.start(self.side)
+        self._heartbeat: threading.Thread | None = None
+        if role == "prefill" and self._registry is not None:
+            registration = Registration(self.instance, self._control.endpoint, layout, model, deployment)
+            try:
+                self._registry.register(registration)
+            except KVBatonError:
+                self.close()
+                raise
+            self._heartbeat = threading.Thread(
+                target=self._beat, args=(self._registry, registration), name="kvbaton-registry-heartbeat", daemon=True
+            )
+            self._heartbeat.start()
+
+    @property
+    def endpoint(self) -> str:
+        """The control address of a prefill rank, as ``tcp://host:port``; empty on a decode rank."""
+        return self._control.endpoint
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """The transports in use, in order of preference."""
+        return tuple(self._transports)
+
+    def sender(self, room: int) -> Sender:
+        """The sender of a room, on a prefill rank. Offers that came before are waiting for it.
+
+        Raises `RoomError` if the room is in use, or if this is a decode rank.
+        """
+        room = _checked_room(room)
+        if not isinstance(self.side, PrefillSide):
+            raise RoomError(f"decode: room {room}: a decode rank has no senders; use receiver()")
+        self._check_open()
+        return self.side.open_room(room)
+
+    def receiver(self, room: int, source: str | None = None, dp_rank: int = 0) -> Receiver:
+        """The receiver of a room, on a decode rank. Starts to find the prefill ranks at once.
+
+        ``source`` is the url of the registry of the prefill side (the manager's own by default). ``dp_rank`` says which
+        data-parallel replica of the prefill side serves the room.
+        Raises `RoomError` if the room is in use, or if this is a prefill rank, and `ConfigurationError`
+        without a source.
+        """
+        room = _checked_room(room)
+        if not isinstance(self.side, DecodeSide):
+            raise RoomError(f"prefill: room {room}: a prefill rank has no receivers; use sender()")
+        self._check_open()
+        if source is None:
+            if self._registry is None:
+                raise ConfigurationError(f"decode: room {room}: pass source=, the url of the prefill side's registry")
+            return self.side.open_room(room, self._registry_name, self._registry, dp_rank)
+        client = self._clients.setdefault(source, HttpRegistry(source))
+        return self.side.open_room(room, source, client, int(dp_rank))
+
+    def close(self) -> None:
+        """Fail every room, tell the peers, leave the registry, and end all threads. Safe to call twice."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._control.post(lambda: self.side.fail_all(f"the {self.role} rank shut down"))
+        if self._heartbeat is not None and self._registry is not None:
+            self._heartbeat.join()
+            try:
+                self._registry.remove(self.instance)
+            except KVBatonError as error:
+                logger.warning("prefill: could not leave the registry: %s", error)
+        self._context.executor.shutdown(wait=True, cancel_futures=True)
+        self._control.close()
+        for transport in self._transports.values():
+            transport.close()
+
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise RoomError(f"{self.role}: the manager is closed")
+
+    def _beat(self, registry: RegistryClient, registration: Registration) -> None:
+        """Keep the registration alive; a registry that lost it (a restart) gets it again."""
+        failing = False
+        while not self._closed.wait(self._context.settings.registry_heartbeat_seconds):
+            try:
+                if not registry.heartbeat(self.instance):
+                    self._register_again(registry, registration)
+                failing = False
+            except KVBatonError as error:
+                # Once for each time that it is away.
+                logger.log(
+                    logging.DEBUG if failing else logging.WARNING,
+                    "prefill: no heartbeat reached the registry: %s",
+                    error,
+                )
+                failing = True
+
+    def _register_again(self, registry: RegistryClient, registration: Registration) -> None:
+        """Back into a registry that lost this rank, but not into the place of one that replaced it."""
+        try:
+            ranks = registry.topology(registration.deployment).ranks
+        except RegistryRefused:
+            ranks = ()
+        others = [rank.instance for rank in ranks if rank.coords == registration.coords]
+        if others and others != [self.instance]:
+            level = logging.DEBUG if self._replaced else logging.ERROR
+            logger.log(level, "prefill: rank %s was replaced by instance %s", registration.coords, others[0])
+            self._replaced = True
+            return
+        self._replaced = False
+        logger.warning("prefill: the registry does not know this rank (any more); registering again")
+        registry.register(registration)
+
+
+def _checked_room(room: int) -> int:
+    """The number as a plain int, whatever integer type it came as. Raises `RoomError`."""
+    try:
+        number = operator.index(room)
+    except TypeError:
+        raise RoomError(f"room {room!r} is not an integer") from None
+    if not 0 <= number <= MAX_ROOM:
+        raise RoomError(f"room {number} is not within 0..{MAX_ROOM}")
+    return number
+
+
+def _check_limits(layout: RankLayout, model: str, destination_index: int, destinations: int) -> None:
+    """Raise `ConfigurationError` for what could not be said to a peer."""
+    if len(model) > MAX_MODEL_CHARACTERS:
+        raise ConfigurationError(f"model has {len(model)} characters; at most {MAX_MODEL_CHARACTERS} can be compared")
+    if not 0 <= destination_index < destinations <= MAX_RANKS:
+        raise ConfigurationError(
+            f"destination_index {destination_index} of destinations {destinations}: the index counts from 0, and there "
+            f"are at most {MAX_RANKS}"
+        )
+    tensors = [tensor for component in layout.components if component.kind == "aux" for tensor in component.tensors]
+    nbytes = sum(tensor.itemsize * math.prod(axis.local_size for axis in tensor.axes) for tensor in tensors)
+    if nbytes > MAX_AUX_BYTES:
+        raise ConfigurationError(
+            f"one aux row has {nbytes} bytes; it travels inside a message, and at most {MAX_AUX_BYTES} bytes fit: "
+            "register large values as a component of kind slot"
+        )
+
+
+def _instance_of(transports: Sequence[str | Transport]) -> str:
+    """The id of ready transports, by which peers can fence them; a new one where there are none."""
+    given = {each.instance for each in transports if isinstance(each, Transport)}
+    if len(given) > 1:
+        raise ConfigurationError(
+            f"the transports have {len(given)} different instance ids ({', '.join(sorted(given))}); give those of one "
+            "rank the same"
+        )
+    return given.pop() if given else uuid.uuid4().hex
+
+
+def _make_transports(
+    wanted: Sequence[str | Transport], instance: str, regions: Sequence[Region], bind: str, advertise: str
+) -> dict[str, Transport]:
+    """Those of the wanted transports that can reach ``regions``, registered."""
+    ready: dict[str, Transport] = {}
+    reasons: list[str] = []
+    for each in wanted:
+        name = each if isinstance(each, str) else each.name
+        transport = None
+        try:
+            transport = (
+                create(each, instance=instance, bind=bind, advertise=advertise) if isinstance(each, str) else each
+            )
+            transport.register(regions)
+        except (TransportUnavailable, TransportError) as error:
+            reasons.append(f"{name}: {error}")
+            if transport is not None:
+                transport.close()
+            continue
+        ready[name] = transport
+    if not ready:
+        raise TransportUnavailable(f"no transport can be used here: {'; '.join(reasons) or 'none was given'}")
+    for reason in reasons:
+        logger.info("transport not used: %s", reason)
+    return ready

@@ -1,0 +1,104 @@
+"""Turns the rows that an engine passes into `Pages`, and refuses at once what does not fit the registered layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Union
+
+import numpy as np
+import numpy.typing as npt
+
+from kvbaton.errors import RowsError
+from kvbaton.layout import Component, RankLayout
+from kvbaton.plan import Pages
+
+RowsLike = Union[Pages, Sequence[int], "npt.NDArray[np.integer]"]
+"""Row indices: a list or an integer array; or `Pages`, where the first row is not the one that the tokens imply."""
+
+
+def needed_tokens(component: Component, tokens: int, prefix: int) -> tuple[int, int]:
+    """The tokens of ``component`` that a request of ``tokens`` tokens needs, the first ``prefix`` being there."""
+    first = prefix if component.kind == "paged" else max(prefix, tokens - component.window)
+    return min(first, tokens), tokens
+
+
+def to_pages(layout: RankLayout, component: Component, rows: RowsLike, tokens: tuple[int, int], side: str) -> Pages:
+    """Rows of a paged component that hold ``tokens`` (first, last), or rows of a slot component.
+
+    Raises `RowsError` where the number of rows is not what the tokens need, or a row is not registered.
+    """
+    if isinstance(rows, Pages):
+        pages = Pages(_int64(component, rows.rows, side), rows.start)
+        if pages.start < 0 or pages.start % component.page_size:
+            raise RowsError(
+                f"{side}: component {component.name}: pages start at token {pages.start}, which is not a multiple of "
+                f"the page size {component.page_size}"
+            )
+    elif component.kind in ("slot", "aux"):
+        pages = Pages(_int64(component, rows, side), 0)
+    else:
+        first, last = (layout.owned.local_count(token) for token in tokens)
+        size = component.page_size
+        array = _int64(component, rows, side)
+        expected = -(-last // size) - first // size if last > first else 0
+        if len(array) != expected:
+            raise RowsError(
+                f"{side}: component {component.name}: {len(array)} rows given for tokens {tokens[0]}..{tokens[1]}, "
+                f"which lie in {expected} pages of {size} tokens; pass kvbaton.Pages(rows, start) where the rows begin "
+                "elsewhere"
+            )
+        pages = Pages(array, first // size * size)
+    _check_registered(component, pages.rows, side)
+    return pages
+
+
+def _int64(component: Component, rows: object, side: str) -> npt.NDArray[np.int64]:
+    try:
+        array = np.asarray(rows)
+    except ValueError as error:
+        raise RowsError(f"{side}: component {component.name}: rows must be a flat list of integers: {error}") from None
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise RowsError(
+            f"{side}: component {component.name}: rows must be a flat list of integers, not {array.ndim} dimensions "
+            f"of {array.dtype}"
+        )
+    # A copy: the engine may reuse its array as soon as the call returns.
+    return array.astype(np.int64, copy=True)
+
+
+def _check_registered(component: Component, rows: npt.NDArray[np.int64], side: str) -> None:
+    registered = min((tensor.rows for tensor in component.tensors if tensor.rows), default=None)
+    if registered is None or not rows.size:
+        return
+    low, high = int(rows.min()), int(rows.max())
+    if low < 0 or high >= registered:
+        raise RowsError(
+            f"{side}: component {component.name}: row {low if low < 0 else high} is outside the {registered} "
+            "registered rows"
+        )
+
+
+def pages_by_component(
+    layout: RankLayout, rows: Mapping[str, RowsLike], ranges: Mapping[str, tuple[int, int]], side: str
+) -> dict[str, Pages]:
+    """`to_pages` for each component in ``rows``; ``ranges`` gives the tokens of the paged ones.
+
+    Raises `RowsError` for a component that is not registered.
+    """
+    known = {component.name: component for component in layout.components}
+    pages = {}
+    for name, value in rows.items():
+        if name not in known:
+            raise RowsError(f"{side}: component {name} is not registered; registered are {', '.join(known)}")
+        pages[name] = to_pages(layout, known[name], value, ranges.get(name, (0, 0)), side)
+    return pages
+
+
+def aux_pages(layout: RankLayout, row: int, side: str) -> dict[str, Pages]:
+    """The aux slot, for each component of kind ``aux``. Raises `RowsError` if there is none, or no such row."""
+    named = [component for component in layout.components if component.kind == "aux"]
+    if not named:
+        raise RowsError(f"{side}: aux slot {row} is given, but no component of kind aux is registered")
+    return {component.name: to_pages(layout, component, [row], (0, 0), side) for component in named}

@@ -1,0 +1,31 @@
+"""Everything about a `Manager` that a user may tune, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvbaton.protocol import Deadlines
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits and intervals of one `Manager`. Times are in seconds."""
+
+    heartbeat_seconds: float = 1.0
+    """How often an idle control connection is probed."""
+    peer_timeout_seconds: float = 4.0
+    """Silence on a control connection after which the peer counts as lost."""
+    connect_seconds: float = 2.0
+    """How long a control endpoint at which nothing listens is tried."""
+    handshake_seconds: float = 20.0
+    """Longest time from the first look-up of a source to its readiness."""
+    registry_heartbeat_seconds: float = 2.0
+    """How often a prefill rank tells the registry that it lives."""
+    fence_retry_seconds: float = 0.2
+    """How often it is tried to prove that a lost peer can write no more."""
+    queued_frames: int = 100_000
+    """Control frames that may wait for a peer that does not read; more, and the peer counts as lost."""
+    striped: bool = False
+    """Whether source ranks that hold the same data share the work by token stripes."""
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    """How long a room may stay in each state."""

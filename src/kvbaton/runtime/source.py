@@ -1,0 +1,89 @@
+"""A source: the prefill ranks of one deployment, as one decode rank sees them, from look-up to loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvbaton.errors import KVBatonError, RegistryError
+from kvbaton.layout import RankLayout
+from kvbaton.plan import PairPlan, assign, compile_pair
+from kvbaton.protocol import Hello
+from kvbaton.registry import Registration, RegistryClient
+from kvbaton.transport.base import Transport
+
+
+class SourceKey(NamedTuple):
+    """Where the prefill ranks of a room are looked up, and which data-parallel replica serves it."""
+
+    registry: str
+    dp_rank: int
+
+
+class Withdrawn(NamedTuple):
+    """A room that failed before its source was ready."""
+
+    room: int
+    reason: str
+
+
+class Part(NamedTuple):
+    """One prefill rank, and what it will send here."""
+
+    registration: Registration
+    plan: PairPlan
+
+
+@dataclass
+class Link:
+    """The connection to one prefill rank."""
+
+    peer: str
+    index: int
+    part: Part
+    hello: Hello
+    joined: bool = False
+    transport: Transport | None = None
+    """The transport that the prefill rank chose; set when it joined."""
+
+
+@dataclass(eq=False)
+class Source:
+    """The prefill ranks that one room needs: ready when every one of them has answered the handshake."""
+
+    key: SourceKey
+    client: RegistryClient
+    give_up: float
+    """When the look-up and the handshake must be over, in seconds of the control thread's clock."""
+    grid: tuple[RankLayout, ...] = ()
+    links: dict[str, Link] = field(default_factory=dict)
+    ready: bool = False
+    failure: KVBatonError | None = None
+    withdrawn: list[Withdrawn] = field(default_factory=list)
+    """Rooms of which the prefill ranks must be told when it is ready."""
+    rooms: set[int] = field(default_factory=set)
+    """Rooms that use it and are not forgotten; its connections stay open as long as there are any."""
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The keys of its connections, in the order of the grid."""
+        return tuple(sorted(self.links, key=lambda peer: self.links[peer].index))
+
+
+def look_up(
+    client: RegistryClient, deployment: str, dp_rank: int, layout: RankLayout, destination_index: int, striped: bool
+) -> list[Part]:
+    """Ask the registry for the prefill ranks of one replica, and plan what each of them will send. Blocks.
+
+    Raises `RegistryError` if they cannot be had and `LayoutMismatch` if their layouts and ours do not fit.
+    """
+    topology = client.topology(deployment)
+    dp_size = max((rank.coords.dp[1] for rank in topology.ranks), default=1)
+    ranks = [rank for rank in topology.ranks if rank.coords.dp[0] == dp_rank % dp_size]
+    if not ranks:
+        raise RegistryError(
+            f"deployment {deployment}: there is no prefill rank with data-parallel rank {dp_rank % dp_size}"
+        )
+    grid = [rank.layout for rank in ranks]
+    shares = assign(grid, layout, destination_index=destination_index, striped=striped)
+    return [Part(rank, compile_pair(rank.layout, layout, share)) for rank, share in zip(ranks, shares, strict=True)]

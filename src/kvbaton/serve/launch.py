@@ -1,0 +1,214 @@
+"""What `kvbaton serve prefill | decode | router | pd` run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from kvbaton.errors import ConfigurationError
+from kvbaton.registry.server import RegistryServer
+from kvbaton.serve.app import make_app
+from kvbaton.serve.engine import Engine, Role, Tokenizer
+from kvbaton.serve.processes import PDCluster, ProcessFailed, free_ports
+from kvbaton.serve.refusals import Refusals, add_routes
+from kvbaton.serve.router import router_command, router_environment
+from kvbaton.serve.server import PARENT_VARIABLE, bind, run_server
+from kvbaton.serve.tokenizer import load_tokenizer
+
+EngineBuilder = Callable[..., Engine]
+"""``build(model, role=..., registry=<url or None>, served_model_name=..., **options) -> Engine``.
+
+The default is `kvbaton.engines.hf.open_engine`.
+"""
+
+
+def run_prefill(
+    model: str,
+    host: str = "127.0.0.1",
+    port: int = 30000,
+    bootstrap_port: int = 8998,
+    *,
+    served_model_name: str = "",
+    drain_seconds: float = 10.0,
+    build: EngineBuilder | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Serve prefill until SIGTERM or SIGINT, with the registry of this server at ``bootstrap_port``.
+
+    ``options`` go to the engine. Raises `ConfigurationError` for what cannot be used: an address, the model, an option.
+    """
+    registry = RegistryServer(host, bootstrap_port)
+    refusals = Refusals()
+    add_routes(registry.app, refusals)
+    with registry:
+        _serve("prefill", model, host, port, registry, refusals, served_model_name, drain_seconds, build, options)
+
+
+def run_decode(
+    model: str,
+    host: str = "127.0.0.1",
+    port: int = 30001,
+    *,
+    served_model_name: str = "",
+    drain_seconds: float = 10.0,
+    build: EngineBuilder | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Serve decode until SIGTERM or SIGINT; each request says where its prefill side is."""
+    _serve("decode", model, host, port, None, None, served_model_name, drain_seconds, build, options)
+
+
+def run_router(
+    prefills: Sequence[tuple[str, int]],
+    decodes: Sequence[str],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    metrics_port: int = 0,
+    **options: Any,
+) -> int:
+    """Run sglang-router over the servers until SIGTERM or SIGINT, and return its exit code (0 after a signal).
+
+    ``prefills`` are ``(url, bootstrap_port)``; ``options`` those of `kvbaton.serve.router.router_command`.
+    """
+    metrics_port = metrics_port or free_ports(1)[0]
+    command = router_command(prefills, decodes, host=host, port=port, metrics_port=metrics_port, **options)
+    with _stop_signal() as stop, subprocess.Popen(command, env=router_environment()) as router:
+        parent = os.environ.get(PARENT_VARIABLE, "")
+        while router.poll() is None and not stop.wait(0.1):
+            if parent.isdigit() and os.getppid() != int(parent):
+                stop.set()
+        if router.poll() is not None:
+            return router.returncode
+        router.terminate()
+        try:
+            router.wait(30)
+        except subprocess.TimeoutExpired:
+            router.kill()
+        return 0
+
+
+def run_pd(
+    model: str,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    prefills: int = 1,
+    decodes: int = 1,
+    logs: Path | str | None = None,
+    options: Mapping[str, Any] | None = None,
+    prefill_options: Mapping[str, Any] | None = None,
+    decode_options: Mapping[str, Any] | None = None,
+    served_model_name: str = "",
+    ready_seconds: float = 600.0,
+    tell: Callable[[str], None] = print,
+    cluster: PDCluster | None = None,
+) -> int:
+    """Run prefill servers, decode servers and the router as child processes until SIGTERM, SIGINT, or one of them ends.
+
+    Returns 0 after a signal, and 1 when a process failed; ``tell`` is given which one and how its log ends.
+    The options are those of the engines (JSON values): of both, of prefill and of decode. ``cluster`` takes the place
+    of the one made here.
+    """
+    deployment = cluster or PDCluster(
+        model,
+        prefills,
+        decodes,
+        host=host,
+        port=port,
+        logs=logs,
+        options=options,
+        prefill_options=prefill_options,
+        decode_options=decode_options,
+        served_model_name=served_model_name,
+        ready_seconds=ready_seconds,
+    )
+    counts = f"{len(deployment.prefill_urls)} prefill and {len(deployment.decode_urls)} decode servers"
+    with _stop_signal() as stop:
+        try:
+            tell(f"starting {counts} and the router; their logs are in {deployment.logs}")
+            deployment.start(stop.is_set)
+            if not stop.is_set():
+                tell(f"ready: ask {deployment.url}; Ctrl-C stops everything")
+                for url in (*deployment.prefill_urls, *deployment.decode_urls):
+                    tell(f"  {url}")
+            while not stop.wait(0.2):
+                deployment.check()
+            tell("stopping")
+        except ProcessFailed as error:
+            tell(str(error))
+            return 1
+        finally:
+            deployment.stop()
+    return 0
+
+
+def _serve(
+    role: Role,
+    model: str,
+    host: str,
+    port: int,
+    registry: RegistryServer | None,
+    refusals: Refusals | None,
+    served_model_name: str,
+    drain_seconds: float,
+    build: EngineBuilder | None,
+    options: Mapping[str, Any] | None,
+) -> None:
+    if build is None:
+        try:
+            from kvbaton.engines.hf import open_engine
+        except ImportError as error:
+            raise ConfigurationError(
+                f"the Transformers engine cannot be loaded ({error}): install kvbaton[serve]"
+            ) from error
+        build = open_engine
+        if host != "localhost":
+            options = {
+                **(options or {}),
+                "manager_options": {"bind": host, **(options or {}).get("manager_options", {})},
+            }
+    # What takes long comes last: an address in use or a model without files is told at once.
+    with bind(host, port) as listener:
+        tokenizer: Tokenizer | None = load_tokenizer(model)
+        engine = build(
+            model,
+            role=role,
+            registry=registry.url if registry else None,
+            served_model_name=served_model_name or Path(model).name or model,
+            **(options or {}),
+        )
+        told = {"disaggregation_bootstrap_port": registry.port} if registry else {}
+        app = make_app(engine, tokenizer, extra_info=told, refusals=refusals)
+        # A second signal, while the engine gives its rows back, must not end the process at once.
+        with _stop_signal():
+            try:
+                run_server(app, listener, drain_seconds)
+            finally:
+                engine.close()
+
+
+@contextlib.contextmanager
+def _stop_signal() -> Iterator[threading.Event]:
+    """Give an event that SIGTERM and SIGINT set, while this runs (on the main thread; elsewhere nothing sets it)."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

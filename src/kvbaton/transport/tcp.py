@@ -1,0 +1,164 @@
+"""The tcp transport: works between any two hosts that reach each other.
+
+A write is packed into slabs, sent over one stream, checked by the receiver against its own regions, unpacked, and
+acknowledged. The port takes writes only from those who have the token in the descriptor; the token keeps strangers and
+mix-ups out, but the stream is neither encrypted nor signed: use it in networks that you trust.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from kvbaton.address import Endpoint, advertised
+from kvbaton.errors import AddressError, ConfigurationError, TransportError, TransportUnavailable
+from kvbaton.memory import Region
+from kvbaton.plan.boxes import Transfer
+from kvbaton.transport import tcp_wire as wire
+from kvbaton.transport.base import Capabilities, Completion, RemotePeer, Transport
+from kvbaton.transport.table import MAX_DESCRIPTOR, RegionTable, check_write
+from kvbaton.transport.tcp_receiver import TcpReceiver
+from kvbaton.transport.tcp_sender import TcpPeer, dial, tune
+from kvbaton.transport.tickets import Tickets
+
+CONNECT_SECONDS = 5.0
+
+
+class TcpTransport(Transport):
+    """Packed writes over a stream.
+
+    ``bind`` is ``host``, ``host:port`` or ``[host]:port``; ``advertise`` the host that peers dial, needed where
+    ``bind`` is a wildcard. Raises `AddressError` if the address cannot be bound or may not be advertised.
+    """
+
+    name = "tcp"
+    capabilities = Capabilities(
+        mapped=False, cross_host=True, memory_kinds=frozenset({"host"}), needs_shared_memory=False
+    )
+
+    def __init__(self, instance: str, *, bind: str = "127.0.0.1", advertise: str = "") -> None:
+        if not 1 <= len(instance.encode()) <= wire.MAX_INSTANCE:
+            raise ConfigurationError(f"an instance id has 1 to {wire.MAX_INSTANCE} bytes, not {len(instance.encode())}")
+        self.instance = instance
+        address = Endpoint.parse(bind, default_port=0)
+        self.host = advertised(address.host, advertise or None)
+        self._token = secrets.token_bytes(wire.TOKEN_BYTES)
+        listener = _listen(address.host, address.port or 0)
+        self.port: int = listener.getsockname()[1]
+        self.table = RegionTable()
+        self._tickets = Tickets()
+        self._receiver = TcpReceiver(listener, instance, self._token)
+        self._lock = threading.Lock()
+        self._peers: set[TcpPeer] = set()
+        self._closed = False
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """As `Transport.register`."""
+        self.table = RegionTable.of_kinds(regions, self.capabilities.memory_kinds, self.name)
+        self._receiver.table = self.table
+
+    def describe(self) -> bytes:
+        """As `Transport.describe`. Raises `TransportError` if there are too many regions for a descriptor."""
+        lengths = tuple(int(nbytes) for nbytes in self.table.nbytes)
+        encoded = msgspec.msgpack.encode(wire.TcpDescriptor(self.instance, self.host, self.port, self._token, lengths))
+        if len(encoded) > MAX_DESCRIPTOR:
+            raise TransportError(
+                f"{len(lengths)} regions make a descriptor of {len(encoded)} bytes, more than {MAX_DESCRIPTOR}; "
+                "register fewer, larger regions"
+            )
+        return encoded
+
+    def connect(self, descriptor: bytes) -> RemotePeer:
+        """As `Transport.connect`."""
+        described = wire.decode_descriptor(descriptor)
+        where = f"peer {described.instance} at {described.host} port {described.port}"
+        try:
+            sock = dial(described.host, described.port, CONNECT_SECONDS)
+        except (OSError, UnicodeError) as error:
+            raise TransportUnavailable(f"cannot connect to {where}: {error}") from error
+        try:
+            wire.greet(sock, self.instance, described)
+            tune(sock)
+        except (OSError, EOFError, TransportError) as error:
+            sock.close()
+            raise TransportUnavailable(f"cannot connect to {where}: {error}") from error
+        nbytes = np.array(described.regions, dtype=np.int64)
+        peer = TcpPeer(sock, described.instance, nbytes, self.table.bases, self._tickets)
+        with self._lock:
+            if not self._closed:
+                self._peers.add(peer)
+                return peer
+        peer.stop("the transport was closed")
+        raise TransportError("the transport is closed; nothing can be connected any more")
+
+    def admit(self, descriptor: bytes) -> None:
+        """As `Transport.admit`."""
+        instance = wire.decode_descriptor(descriptor).instance
+        if self._receiver.gate.refuses(instance):
+            raise TransportError(f"instance {instance} was fenced; a new process needs a new instance id")
+
+    def write(self, peer: RemotePeer, transfers: Sequence[Transfer], ticket: int) -> None:
+        """As `Transport.write`."""
+        if not isinstance(peer, TcpPeer):
+            raise TransportError(f"{peer!r} was not connected by the tcp transport")
+        peer.submit(ticket, check_write(transfers, self.table.nbytes, peer.nbytes, peer.instance))
+
+    def poll(self) -> list[Completion]:
+        """As `Transport.poll`."""
+        return self._tickets.drain()
+
+    def set_waker(self, wake: Callable[[], None]) -> None:
+        """As `Transport.set_waker`."""
+        self._tickets.set_waker(wake)
+
+    def disconnect(self, peer: RemotePeer) -> None:
+        """As `Transport.disconnect`; waits up to a second for the peer to take what is on its way."""
+        if isinstance(peer, TcpPeer):
+            with self._lock:
+                self._peers.discard(peer)
+            peer.stop(f"disconnected from peer {peer.instance} before the write was over")
+
+    def fence(self, instance: str) -> bool:
+        """As `Transport.fence`: ends the connections of that instance, and takes no further ones."""
+        return self._receiver.fence(instance)
+
+    def close(self) -> None:
+        """As `Transport.close`."""
+        with self._lock:
+            self._closed = True
+            peers, self._peers = list(self._peers), set()
+        self._tickets.close()
+        for peer in peers:
+            peer.stop("the transport was closed before the write was over")
+        self._receiver.close()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """How often the port refused something, by reason: greeting, version, token, fenced, full, frame, bounds."""
+        return dict(self._receiver.counters)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise AddressError(f"cannot listen on host {host!r}: {error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            with contextlib.suppress(OSError):
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise AddressError(f"cannot listen on host {host!r} port {port}: {error}") from error
+    return listener

@@ -1,0 +1,126 @@
+"""One rank in a process of its own, driven by lines on its standard input; each answer is one line.
+
+python rank_process.py ROLE REGISTRY TRANSPORT SCALE
+
+``SCALE`` multiplies the width of the cache, so that a transfer takes long enough to be interrupted.
+"""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+import kvbaton as kb
+from kvbaton.layout import build
+
+PAGE, ROWS = 16, 64
+
+
+def make_layout(scale):
+    part = build.paged_kv(layers=range(4), rows=ROWS, page_size=PAGE, heads=2, head_dim=8 * scale, dtype="float32")
+    return kb.RankLayout((part,))
+
+
+def content(rank_pages, seed, nbytes):
+    """The bytes of one tensor's pages; a page depends on its place in the request, not on its row."""
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 200, (rank_pages, nbytes), np.uint8)
+
+
+class Driver:
+    def __init__(self, role, registry, transport, scale):
+        self.layout = make_layout(scale)
+        self.tensors = self.layout.components[0].tensors
+        self.page_bytes = self.tensors[0].row_stride
+        self.memory = kb.SharedMemory(build.required_bytes(self.layout.components)[0])
+        self.memory.array[:] = 0xEE
+        settings = kb.Settings(
+            heartbeat_seconds=0.2, peer_timeout_seconds=1.0, connect_seconds=0.5, registry_heartbeat_seconds=0.5
+        )
+        region = kb.Region.of(self.memory)
+        self.manager = kb.Manager(
+            self.layout, [region], role=role, registry=registry, transports=[transport], settings=settings
+        )
+        self.rooms = {}
+
+    def pages(self, tensor):
+        at = tensor.offset
+        return self.memory.array[at : at + ROWS * self.page_bytes].reshape(ROWS, self.page_bytes)
+
+    def send(self, room, count):
+        """Offer the first ``count`` rows as one chunk and finish."""
+        for index, tensor in enumerate(self.tensors):
+            self.pages(tensor)[:count] = content(count, room * 100 + index, self.page_bytes)
+        sender = self.rooms[room] = self.manager.sender(room)
+        sender.finish({"kv": np.arange(count)}, (0, count * PAGE))
+        return "sent"
+
+    def receive(self, room, count):
+        """Ask for ``count`` pages, into the last rows in falling order."""
+        receiver = self.rooms[room] = self.manager.receiver(room)
+        receiver.offer({"kv": np.arange(ROWS - 1, ROWS - 1 - count, -1)}, count * PAGE)
+        return "offered"
+
+    def check(self, room, count):
+        """Whether exactly the pages of the room have arrived, since the last `wipe`."""
+        for index, tensor in enumerate(self.tensors):
+            expected = np.full((ROWS, self.page_bytes), 0xEE, np.uint8)
+            expected[ROWS - count :] = content(count, room * 100 + index, self.page_bytes)[::-1]
+            if not (self.pages(tensor) == expected).all():
+                return f"tensor {index} differs"
+        return "same"
+
+    def wipe(self):
+        self.memory.array[:] = 0xEE
+        return "wiped"
+
+    def over(self, room):
+        """Wait for the room's end."""
+        while not self.rooms[room].poll().terminal:
+            time.sleep(0.001)
+        return f"{self.rooms[room].poll().name} {self.rooms[room].reason}".replace("\n", " ")
+
+    def moving(self, room):
+        """Wait until the first bytes have landed here."""
+        tensor = self.tensors[0]
+        while (self.pages(tensor)[ROWS - 1] == 0xEE).all():
+            time.sleep(0.0002)
+        return "moving"
+
+    def transferring(self, room):
+        while self.rooms[room].poll() is kb.Status.WAITING:
+            time.sleep(0.001)
+        return self.rooms[room].poll().name
+
+    def released(self, room):
+        while not self.rooms[room].rows_released:
+            time.sleep(0.001)
+        return "released"
+
+    def is_released(self, room):
+        return str(self.rooms[room].rows_released)
+
+    def close(self, room):
+        self.rooms.pop(room).close()
+        return "closed"
+
+    def kept(self):
+        """What is kept: tables, and open descriptors of the process."""
+        side = self.manager.side
+        sizes = {name: size for name, size in side.core.table_sizes().items() if size}
+        return f"{sizes} {len(side._rooms)} {len(os.listdir('/proc/self/fd'))}"
+
+
+def main():
+    role, registry, transport, scale = sys.argv[1:]
+    driver = Driver(role, registry, transport, int(scale))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        name, *numbers = line.split()
+        print(getattr(driver, name)(*map(int, numbers)), flush=True)
+    driver.manager.close()
+
+
+if __name__ == "__main__":
+    main()

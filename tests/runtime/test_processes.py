@@ -1,0 +1,206 @@
+"""Ranks in processes of their own, over a real registry: hand-over, and what is left when one is killed or stopped."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import kvbaton
+from kvbaton.registry.server import RegistryServer
+
+SCRIPT = Path(__file__).with_name("rank_process.py")
+SOURCE = str(Path(kvbaton.__file__).parent.parent)
+LARGE = 500
+"""About 64 MiB at 32 pages: still under way when the first bytes have landed."""
+
+
+class Process:
+    """A rank, asked by `ask` and answered with a line."""
+
+    def __init__(self, role, registry, transport, scale=1):
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), role, registry, transport, str(scale)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
+        )
+        self._lines = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self.answer() == "ready"
+
+    def _read(self):
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+
+    def tell(self, name, *numbers):
+        self.process.stdin.write(" ".join([name, *map(str, numbers)]) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, seconds=20):
+        return self._lines.get(timeout=seconds)
+
+    def ask(self, name, *numbers, seconds=20):
+        self.tell(name, *numbers)
+        return self.answer(seconds)
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def kill(self):
+        self.signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def close(self):
+        """End it in order, or by force."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.process.stdin.close()
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._reader.join(5)
+        self.process.stdout.close()
+        if not self.process.stdin.closed:
+            self.process.stdin.close()
+        return self.process.returncode
+
+
+@pytest.fixture
+def start():
+    processes = []
+    with RegistryServer() as server:
+
+        def make(role, transport, scale=1):
+            processes.append(Process(role, server.url, transport, scale))
+            return processes[-1]
+
+        yield make
+        for process in processes:
+            process.close()
+
+
+def hand_over(prefill, decode, room, count=20):
+    assert prefill.ask("send", room, count) == "sent"
+    assert decode.ask("receive", room, count) == "offered"
+    assert decode.ask("over", room) == "SUCCESS "
+    assert prefill.ask("over", room) == "SUCCESS "
+    assert decode.ask("released", room) == prefill.ask("released", room) == "released"
+    assert decode.ask("check", room, count) == "same"
+    decode.ask("wipe")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_hand_over(start, transport):
+    prefill, decode = start("prefill", transport), start("decode", transport)
+    hand_over(prefill, decode, 1)
+    hand_over(prefill, decode, 2, 64)
+    assert decode.close() == 0
+    assert prefill.close() == 0
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_prefill_is_killed_in_the_middle(start, transport):
+    """Its room fails with a reason and gives its rows back; its successor serves the next room (D15)."""
+    decode = start("decode", transport, LARGE)
+    prefill = start("prefill", transport, LARGE)
+    hand_over(prefill, decode, 1)
+    before = decode.ask("kept").rsplit(" ", 1)[1]
+    prefill.ask("send", 2, 32)
+    decode.ask("receive", 2, 32)
+    assert decode.ask("moving", 2) == "moving"
+    prefill.kill()
+    outcome = decode.ask("over", 2, seconds=5)
+    assert outcome.startswith("FAILED"), outcome
+    assert "part 0" in outcome
+    assert decode.ask("released", 2, seconds=5) == "released"
+    decode.ask("wipe")
+    for room in (1, 2):
+        decode.ask("close", room)
+    successor = start("prefill", transport, LARGE)
+    hand_over(successor, decode, 3)
+    assert decode.ask("kept").rsplit(" ", 1)[1] == before, "descriptors of the dead process are still open"
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_decode_is_killed_in_the_middle(start, transport):
+    prefill = start("prefill", transport, LARGE)
+    decode = start("decode", transport, LARGE)
+    hand_over(prefill, decode, 1)
+    decode.ask("receive", 2, 32)
+    prefill.ask("send", 2, 32)
+    decode.ask("moving", 2)
+    decode.kill()
+    outcome = prefill.ask("over", 2, seconds=5)
+    assert outcome.startswith("FAILED"), outcome
+    assert "decode rank 0" in outcome
+    assert prefill.ask("released", 2, seconds=5) == "released"
+    other = start("decode", transport, LARGE)
+    hand_over(prefill, other, 3)
+
+
+def test_prefill_is_stopped_over_shm(start):
+    """The room fails within the peer's timeout. A stopped process may go on writing: its rows stay until it is dead."""
+    prefill, decode = start("prefill", "shm"), start("decode", "shm")
+    hand_over(prefill, decode, 1)
+    decode.ask("receive", 2, 20)
+    assert decode.ask("transferring", 2) == "TRANSFERRING"
+    prefill.signal(signal.SIGSTOP)
+    outcome = decode.ask("over", 2, seconds=6)
+    assert outcome.startswith("FAILED"), outcome
+    assert decode.ask("is_released", 2) == "False"
+    decode.tell("released", 2)
+    with pytest.raises(queue.Empty):
+        decode.answer(1)
+    prefill.kill()
+    assert decode.answer(5) == "released"
+
+
+def test_decode_is_stopped(start):
+    """The prefill side goes on with others, and takes it in again when it wakes up."""
+    prefill, decode = start("prefill", "tcp"), start("decode", "tcp")
+    other = start("decode", "tcp")
+    hand_over(prefill, decode, 1)
+    decode.ask("receive", 2, 20)
+    decode.ask("transferring", 2)
+    decode.signal(signal.SIGSTOP)
+    hand_over(prefill, other, 3)
+    decode.signal(signal.SIGCONT)
+    prefill.ask("send", 2, 20)
+    assert prefill.ask("over", 2).split()[0] == decode.ask("over", 2).split()[0]
+
+
+def test_many_successors_leave_nothing(start):
+    """D15: replacements leave tables and descriptors as they were."""
+    decode = start("decode", "shm")
+    counts = []
+    for life in range(4):
+        prefill = start("prefill", "shm")
+        hand_over(prefill, decode, life)
+        decode.ask("close", life)
+        counts.append(decode.ask("kept"))
+        prefill.kill()
+    assert counts == [counts[0]] * 4
+
+
+def test_a_manager_that_nobody_closed_does_not_hold_up_the_exit(start):
+    with RegistryServer() as server:
+        program = f"""
+import sys
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+from rank_process import Driver
+driver = Driver("prefill", {server.url!r}, "tcp", 1)
+driver.send(1, 3)
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": SOURCE}, timeout=20, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbaton.errors import ConfigurationError
+from kvbaton.serve import __main__ as command_line
+from kvbaton.serve import launch
+from kvbaton.serve.processes import PDCluster
+from kvbaton.serve.router import router_command
+
+
+def test_router_command() -> None:
+    command = router_command(
+        [("http://a:1", 11), ("http://b:2", 22)],
+        ["http://c:3", "http://d:4"],
+        port=8000,
+        metrics_port=9000,
+        extra=["--x"],
+    )
+    text = " ".join(command)
+    assert "--pd-disaggregation --prefill http://a:1 11 --prefill http://b:2 22 --decode http://c:3" in text
+    assert "--port 8000" in text
+    assert "--prometheus-port 9000" in text
+    assert command[-1] == "--x"
+
+
+@pytest.mark.parametrize(("prefills", "decodes"), [([], ["http://c:3"]), ([("http://a:1", 1)], [])])
+def test_a_router_needs_both_sides(prefills: list[tuple[str, int]], decodes: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="prefill and"):
+        router_command(prefills, decodes, port=1, metrics_port=2)
+
+
+def test_the_command_line_reaches_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
+    for name in ("run_prefill", "run_decode", "run_router", "run_pd"):
+        monkeypatch.setattr(command_line, name, lambda *a, name=name, **k: calls.append((name, a, k)) or 0)
+    main = command_line.main
+    assert (
+        main(["prefill", "--model", "m", "--port", "1", "--bootstrap-port", "2", "--options", '{"page_size": 4}']) == 0
+    )
+    assert main(["decode", "--model", "m", "--port", "3", "--served-model-name", "x"]) == 0
+    assert main(["router", "--prefill", "http://a", "5", "--decode", "http://b", "--port", "4"]) == 0
+    assert main(["pd", "--model", "m", "--prefills", "2"]) == 0
+    assert [name for name, _, _ in calls] == ["run_prefill", "run_decode", "run_router", "run_pd"]
+    assert calls[0][1] == ("m", "127.0.0.1", 1, 2)
+    assert calls[0][2]["options"] == {"page_size": 4}
+    assert calls[1][2]["served_model_name"] == "x"
+    assert calls[2][1][:2] == ([("http://a", 5)], ["http://b"])
+    assert calls[3][2]["prefills"] == 2
+
+
+def test_the_command_line_of_each_server_has_the_options_of_its_role() -> None:
+    cluster = PDCluster("m", options={"a": 1}, prefill_options={"b": 2}, decode_options={"a": 3}, served_model_name="n")
+    prefill = list(cluster._command("prefill", 5, 6))
+    decode = list(cluster._command("decode", 7, 0))
+    assert prefill[-1] == '{"a":1,"b":2}'
+    assert "--bootstrap-port 6" in " ".join(prefill)
+    assert decode[-1] == '{"a":3}'
+    assert "--bootstrap-port" not in decode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["router", "--prefill", "http://a", "none", "--decode", "http://b"], "bootstrap port 'none'"),
+        (["router", "--decode", "http://b"], "0 prefill"),
+    ],
+)
+def test_errors_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("ConfigurationError: ")
+    assert message in told
+
+
+def test_a_model_that_is_not_there_is_a_configuration_error(tmp_path: object) -> None:
+    def build(*args: object, **options: object) -> object:
+        raise AssertionError("the tokenizer is looked at first")
+
+    with pytest.raises(ConfigurationError, match="no/such/model"):
+        launch.run_decode("/no/such/model", port=0, build=build)  # type: ignore[arg-type]
+
+
+def test_an_address_in_use_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
+    def build(*args: object, **options: object) -> object:
+        raise AssertionError("the address is looked at first")
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1 port {port}"):
+            launch.run_decode(str(tmp_path), port=port, build=build)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1 port {port}"):
+            launch.run_prefill(str(tmp_path), port=0, bootstrap_port=port, build=build)  # type: ignore[arg-type]
+
+
+def test_the_engine_s_interface_needs_no_http_framework() -> None:
+    code = "import sys, kvbaton.serve; print(sorted({'fastapi', 'uvicorn', 'torch', 'httpx'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

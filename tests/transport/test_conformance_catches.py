@@ -1,0 +1,112 @@
+"""The suite must find broken transports; each of these breaks one promise."""
+
+import pytest
+
+from kvbaton.errors import TransportUnavailable
+from kvbaton.plan.boxes import Transfer
+from kvbaton.transport.conformance import Conformance
+from kvbaton.transport.loopback import LoopbackTransport
+
+
+class DropsTheLastUnit(LoopbackTransport):
+    def write(self, peer, transfers, ticket):
+        super().write(
+            peer, [Transfer(t.boxes, t.source_units[:-1], t.destination_units[:-1]) for t in transfers], ticket
+        )
+
+
+class SwapsUnits(LoopbackTransport):
+    def write(self, peer, transfers, ticket):
+        super().write(peer, [Transfer(t.boxes, t.source_units[::-1], t.destination_units) for t in transfers], ticket)
+
+
+class EndsTwice(LoopbackTransport):
+    def poll(self):
+        return [completion for completion in super().poll() for _ in range(2)]
+
+
+class EndsBeforeItLands(LoopbackTransport):
+    def write(self, peer, transfers, ticket):
+        self.delay = 0.02
+        super().write(peer, transfers, -1 - ticket)
+        self._tickets.open(ticket)
+        self._tickets.end(ticket)
+
+    def poll(self):
+        return [completion for completion in super().poll() if completion.ticket >= 0]
+
+
+class NeverEnds(LoopbackTransport):
+    def poll(self):
+        return []
+
+
+class FencesInNameOnly(LoopbackTransport):
+    def fence(self, instance):
+        return True
+
+
+class ForgetsTicketsOnClose(LoopbackTransport):
+    def close(self):
+        super().close()
+        super().poll()
+
+
+class NeverWakes(LoopbackTransport):
+    def set_waker(self, wake):
+        pass
+
+
+class TakesAnyDescriptor(LoopbackTransport):
+    def admit(self, descriptor):
+        pass
+
+
+class TakesAnyMemory(LoopbackTransport):
+    def register(self, regions):
+        with_kind = [region._replace(kind="host") for region in regions]
+        super().register(with_kind)
+
+
+class SwallowsRefusals(LoopbackTransport):
+    def write(self, peer, transfers, ticket):
+        try:
+            super().write(peer, transfers, ticket)
+        except Exception:
+            self._tickets.open(ticket)
+            self._tickets.end(ticket)
+
+
+BROKEN = {
+    DropsTheLastUnit: {"visible_content", "strided_boxes", "many_units", "many_tickets", "concurrent_threads"},
+    SwapsUnits: {"visible_content", "strided_boxes", "many_units"},
+    EndsTwice: {"visible_content", "poll_and_waker", "many_tickets"},
+    EndsBeforeItLands: {"visible_content", "large_unit"},
+    NeverEnds: {"visible_content", "disconnect", "close"},
+    FencesInNameOnly: {"fence_of_a_writer"},
+    ForgetsTicketsOnClose: {"close"},
+    NeverWakes: {"poll_and_waker"},
+    TakesAnyDescriptor: {"garbage_descriptor"},
+    TakesAnyMemory: {"memory_out_of_reach"},
+    SwallowsRefusals: {"local_bounds", "remote_bounds"},
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_a_broken_promise_is_found(broken):
+    suite = Conformance(broken, timeout=0.5)
+    for check in BROKEN[broken]:
+        with pytest.raises(AssertionError):
+            suite.run(check)
+
+
+def test_run_all_reports_every_check_and_never_raises():
+    class Unavailable(LoopbackTransport):
+        def connect(self, descriptor):
+            raise TransportUnavailable("not on this machine")
+
+    outcomes = Conformance(Unavailable).run_all()
+    assert tuple(outcome.check for outcome in outcomes) == Conformance.names()
+    content = next(outcome for outcome in outcomes if outcome.check == "visible_content")
+    assert content.status == "broken"
+    assert content.reason == "TransportUnavailable: not on this machine"

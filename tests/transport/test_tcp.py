@@ -1,0 +1,295 @@
+"""The tcp port against strangers, hostile bytes and peers that break the rules; nobody else may notice."""
+
+import socket
+import struct
+import threading
+import time
+
+import msgspec
+import numpy as np
+import pytest
+from peer_process import eventually
+
+from kvbaton.errors import AddressError, TransportError, TransportUnavailable
+from kvbaton.memory import Region
+from kvbaton.plan.boxes import Boxes, Transfer
+from kvbaton.transport import tcp_receiver
+from kvbaton.transport import tcp_wire as wire
+from kvbaton.transport.conformance.case import CANARY, rows
+from kvbaton.transport.tcp import TcpTransport
+
+HEADER = struct.Struct("<4sBxxxIIqQ")
+
+
+@pytest.fixture
+def target():
+    transport = TcpTransport("target")
+    transport.memory = np.full(1024, CANARY, dtype=np.uint8)
+    transport.register([Region.of(transport.memory)])
+    yield transport
+    transport.close()
+
+
+@pytest.fixture
+def bystander(target):
+    """A well-behaved writer that is connected all the while, and must be able to write at the end."""
+    transport = TcpTransport("bystander")
+    transport.register([Region.of(np.arange(64, dtype=np.uint8))])
+    peer = transport.connect(target.describe())
+    yield
+    transport.write(peer, [rows(64, [0], [15])], 1)
+    ended = []
+    assert eventually(lambda: ended.extend(transport.poll()) or ended)
+    assert tuple(ended[0]) == (1, "")
+    np.testing.assert_array_equal(target.memory[960:], np.arange(64))
+    transport.close()
+
+
+def greeting(target, *, magic=wire.MAGIC, version=wire.VERSION, token=None, name=b"raw"):
+    described = wire.decode_descriptor(target.describe())
+    return struct.pack("<8sH16sB", magic, version, described.token if token is None else token, len(name)) + name
+
+
+def dial(target):
+    return socket.create_connection((target.host, target.port), timeout=10)
+
+
+def greeted(target):
+    sock = dial(target)
+    sock.sendall(greeting(target))
+    assert sock.recv(12, socket.MSG_WAITALL)[10] == wire.ACCEPTED
+    assert sock.recv(len("target"), socket.MSG_WAITALL) == b"target"
+    return sock
+
+
+def closed(sock):
+    """Whether the other side ended the connection; what it said before is read away."""
+    try:
+        while sock.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+STRANGERS = {
+    "http": (b"GET / HTTP/1.1\r\nHost: example\r\nUser-Agent: something\r\n\r\n", "greeting"),
+    "zeros": (bytes(64), "greeting"),
+    "no name": (lambda target: greeting(target, name=b""), "greeting"),
+    "a name that is no text": (lambda target: greeting(target, name=b"\xff\xfe"), "greeting"),
+    "a wrong token": (lambda target: greeting(target, token=bytes(16)), "token"),
+    "another version": (lambda target: greeting(target, version=99), "version"),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_strangers_are_turned_away_and_counted(target, bystander, stranger):
+    said, counter = STRANGERS[stranger]
+    with dial(target) as sock:
+        sock.sendall(said if isinstance(said, bytes) else said(target))
+        assert closed(sock)
+    assert eventually(lambda: target.counters == {counter: 1})
+
+
+def test_random_bytes_at_every_stage(target, bystander):
+    random = np.random.default_rng(7)
+    for length in (1, 26, 27, 40, 4000):
+        for connect in (dial, greeted):
+            with connect(target) as sock:
+                sock.sendall(random.bytes(length))
+                sock.shutdown(socket.SHUT_WR)
+                assert closed(sock)
+    assert (target.memory == CANARY).all()
+
+
+def tables(shape=(1, 1, 64), side=(0, 0, 64, 1, 0, 0, 0), unit=0):
+    return np.array([*shape, *side, unit], dtype="<i8").tobytes()
+
+
+BREACHES = {
+    "magic": HEADER.pack(b"NOPE", 1, 1, 1, 5, 64),
+    "flags": HEADER.pack(wire.FRAME, 2, 1, 1, 5, 64),
+    "no boxes": HEADER.pack(wire.FRAME, 1, 0, 1, 5, 64),
+    "too many boxes": HEADER.pack(wire.FRAME, 1, 2**32 - 1, 1, 5, 64),
+    "too many units": HEADER.pack(wire.FRAME, 1, 1, 2**32 - 1, 5, 64),
+    "a longer payload": HEADER.pack(wire.FRAME, 1, 1, 1, 5, 65) + tables() + bytes(65),
+    "a huge payload": HEADER.pack(wire.FRAME, 1, 1, 1, 5, 2**64 - 1) + tables(),
+    "a shorter payload": HEADER.pack(wire.FRAME, 1, 1, 1, 5, 63) + tables() + bytes(63),
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES)
+def test_a_breach_of_the_format_ends_that_connection_only(target, bystander, breach):
+    with greeted(target) as sock:
+        sock.sendall(BREACHES[breach])
+        assert closed(sock)
+    assert eventually(lambda: target.counters == {"frame": 1})
+    assert (target.memory == CANARY).all()
+
+
+OUTSIDE = {
+    "a unit": {"unit": 16},
+    "a negative unit": {"unit": -1},
+    "a huge unit": {"unit": 2**63 - 1},
+    "a region": {"side": (1, 0, 64, 1, 0, 0, 0)},
+    "a negative offset": {"side": (0, -64, 64, 1, 0, 0, 0)},
+    "a stride that wraps": {"shape": (2, 2, 16), "side": (0, 0, 64, 1, 0, 2**63 - 1, 2**63 - 1)},
+    "no units per row": {"side": (0, 0, 64, 0, 0, 0, 0)},
+}
+
+
+@pytest.mark.parametrize("outside", OUTSIDE)
+def test_the_receiver_checks_bounds_itself(target, bystander, outside):
+    """A writer that skips its own check: the frame is refused, and the next one on the same connection lands."""
+    with greeted(target) as sock:
+        sock.sendall(HEADER.pack(wire.FRAME, 1, 1, 1, 5, 64) + tables(**OUTSIDE[outside]) + bytes(64))
+        ticket, error = wire.read_ack(sock)
+        assert ticket == 5
+        assert "destination" in error
+        assert (target.memory == CANARY).all()
+        sock.sendall(HEADER.pack(wire.FRAME, 1, 1, 1, 6, 64) + tables(unit=2) + b"\x05" * 64)
+        assert wire.read_ack(sock) == (6, "")
+    assert (target.memory[128:192] == 5).all()
+    assert (target.memory[:128] == CANARY).all()
+    assert target.counters == {"bounds": 1}
+
+
+def test_a_refused_part_makes_the_whole_ticket_fail(target):
+    with greeted(target) as sock:
+        sock.sendall(HEADER.pack(wire.FRAME, 0, 1, 1, 5, 64) + tables(unit=99) + bytes(64))
+        sock.sendall(HEADER.pack(wire.FRAME, 1, 1, 1, 5, 64) + tables(unit=0) + bytes(64))
+        ticket, error = wire.read_ack(sock)
+        assert (ticket, bool(error)) == (5, True)
+
+
+def test_who_says_nothing_is_cut_off(target, bystander, monkeypatch):
+    monkeypatch.setattr(tcp_receiver, "GREETING_SECONDS", 0.1)
+    with dial(target) as sock:
+        sock.sendall(b"K")
+        assert closed(sock)
+
+
+def test_only_so_many_may_wait_in_the_handshake(target, bystander, monkeypatch):
+    monkeypatch.setattr(tcp_receiver, "MAX_PENDING", 3)
+    waiting = [dial(target) for _ in range(3)]
+    assert eventually(lambda: target._receiver.connections == 4)
+    with dial(target) as sock:
+        assert closed(sock)
+    assert target.counters == {"full": 1}
+    for sock in waiting:
+        sock.close()
+    assert eventually(lambda: target._receiver.connections == 1)
+
+
+def test_a_wrong_token_is_said_to_the_writer(target):
+    described = wire.decode_descriptor(target.describe())
+    other = msgspec.structs.replace(described, token=bytes(16))
+    writer = TcpTransport("writer")
+    with pytest.raises(TransportUnavailable, match="its token differs"):
+        writer.connect(msgspec.msgpack.encode(other))
+    writer.close()
+
+
+def test_what_answers_but_is_no_kvbaton(target):
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer():
+        sock, _ = listener.accept()
+        with sock:
+            sock.sendall(b"SSH-2.0-something\r\n")
+            closed(sock)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    described = msgspec.structs.replace(wire.decode_descriptor(target.describe()), port=listener.getsockname()[1])
+    writer = TcpTransport("writer")
+    with pytest.raises(TransportUnavailable, match="does not speak the tcp transport"):
+        writer.connect(msgspec.msgpack.encode(described))
+    writer.close()
+    thread.join()
+    listener.close()
+
+
+def test_write_does_not_wait_for_a_peer_that_does_not_read(target):
+    """The peer takes nothing: `write` and `poll` return, and `disconnect` ends the tickets within its limit."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    described = msgspec.structs.replace(
+        wire.decode_descriptor(target.describe()), port=listener.getsockname()[1], regions=(1 << 26,)
+    )
+    accepted = []
+
+    def answer():
+        sock, _ = listener.accept()
+        sock.recv(27 + len("writer"), socket.MSG_WAITALL)
+        wire.send_answer(sock, wire.ACCEPTED, "target")
+        accepted.append(sock)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    writer = TcpTransport("writer")
+    writer.register([Region.of(np.zeros(1 << 26, dtype=np.uint8))])
+    peer = writer.connect(msgspec.msgpack.encode(described))
+    thread.join()
+    for ticket in range(3):
+        writer.write(peer, [rows(1 << 26, [0], [0])], ticket)
+    time.sleep(0.05)
+    assert writer.poll() == []
+    writer.disconnect(peer)
+    assert sorted(completion.ticket for completion in writer.poll()) == [0, 1, 2]
+    writer.close()
+    accepted[0].close()
+    listener.close()
+
+
+def test_large_tables_are_cut_into_frames():
+    boxes = Boxes(*(np.ones((wire.MAX_BOXES + 1, columns), dtype=np.int64) for columns in (3, 7, 7)))
+    units = np.arange(2 * wire.MAX_UNITS + 1)
+    parts = list(wire.cut([Transfer(boxes, units, units)]))
+    assert [(len(part.boxes.shape), len(part.source_units)) for part in parts] == [
+        (count, size) for count in (wire.MAX_BOXES, 1) for size in (wire.MAX_UNITS, wire.MAX_UNITS, 1)
+    ]
+    assert sum(part.nbytes for part in parts) == Transfer(boxes, units, units).nbytes
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0", "[::]:0", "::"])
+def test_a_wildcard_is_bound_but_never_advertised(bind):
+    with pytest.raises(AddressError, match="advertise"):
+        TcpTransport("one", bind=bind)
+    transport = TcpTransport("one", bind=bind, advertise="localhost")
+    assert wire.decode_descriptor(transport.describe()).host == "localhost"
+    transport.close()
+
+
+@pytest.mark.parametrize("bind", [":5", "10.0.0.1:99999", "10.0.0.1:", "192.0.2.7", "no.such.host.invalid"])
+def test_addresses_that_cannot_be_bound(bind):
+    with pytest.raises(AddressError):
+        TcpTransport("one", bind=bind)
+
+
+def test_a_taken_port_is_an_address_error(target):
+    with pytest.raises(AddressError, match=str(target.port)):
+        TcpTransport("two", bind=f"127.0.0.1:{target.port}")
+
+
+def test_units_may_be_used_again_after_write(target):
+    writer = TcpTransport("writer")
+    writer.register([Region.of(np.arange(128, dtype=np.uint8))])
+    peer = writer.connect(target.describe())
+    source, destination = np.array([1]), np.array([3])
+    writer.write(peer, [rows(64, source, destination)], 1)
+    source[:], destination[:] = 0, 9
+    assert eventually(writer.poll)
+    np.testing.assert_array_equal(target.memory[192:256], np.arange(64, 128))
+    assert (target.memory[576:640] == CANARY).all()
+    writer.close()
+
+
+def test_too_many_regions_for_a_descriptor_are_refused():
+    transport = TcpTransport("one")
+    region = Region.of(np.zeros(70_000, dtype=np.uint8))
+    transport.register([region] * 20_000)
+    with pytest.raises(TransportError, match="20000 regions"):
+        transport.describe()
+    transport.close()
