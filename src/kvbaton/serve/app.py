@@ -42,7 +42,8 @@ def make_app(
 ) -> FastAPI:
     """Make the app; its `Service` is ``app.state.service``.
 
-    ``extra_info`` is added to ``/server_info``; ``refusals`` is the list that a prefill server keeps beside its registry.
+    ``extra_info`` is added to ``/server_info``. ``refusals`` is the list that a prefill server keeps beside its
+    registry.
     """
     app = FastAPI(title="kvbaton", docs_url=None, redoc_url=None, openapi_url=None)
     service = Service(engine, tokenizer, max_requests, request_seconds, refusals)

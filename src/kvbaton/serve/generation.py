@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvbaton.errors import KVBatonError
+from kvbaton.errors import KVBatonError, RoomError
 from kvbaton.serve.bodies import Job
 from kvbaton.serve.engine import EndEvent, Engine, Event, GenerateRequest, Handle, Tokenizer
 from kvbaton.serve.refusals import Refusal, Refusals, look_up, report
@@ -21,11 +21,15 @@ REFUSAL_SECONDS = 2.0
 
 
 class RequestFailed(KVBatonError):
-    """A request ended without its answer; ``status`` is the HTTP status that says so best."""
+    """A request ended without its answer; ``status`` is the HTTP status that says so best.
 
-    def __init__(self, message: str, status: int = 500) -> None:
+    ``room_in_use`` is the room that belongs to another request, if that is why: that one must not suffer.
+    """
+
+    def __init__(self, message: str, status: int = 500, room_in_use: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.room_in_use = room_in_use
 
 
 @dataclass
@@ -138,7 +142,8 @@ class Service:
             handle = self.engine.submit(request)
         except KVBatonError as error:
             # Also for a room in use: sglang-router passes 400 on as it is, and turns 409 into 500.
-            raise RequestFailed(str(error), 400) from error
+            room_in_use = request.room if isinstance(error, RoomError) else None
+            raise RequestFailed(str(error), 400, room_in_use) from error
         pump = _Pump(handle, index, events)
         self._running[id(pump)] = pump
         pumps.append(pump)
@@ -149,6 +154,8 @@ class Service:
         """Let the other side know that these rooms will not be served."""
         refusal = Refusal(error.status, str(error))
         for request in job.requests:
+            if request.room == error.room_in_use:
+                continue
             if self._refusals is not None:
                 self._refusals.add(request.room, refusal)
             elif request.source:

@@ -1,8 +1,9 @@
 """Rooms that one side of a pair will not serve, so that the other side need not wait for it.
 
-sglang-router asks both sides at once and waits for both. A side that refuses a request (it is full, or shuts down) would
-leave the other one waiting for a hand-over that never comes, until a deadline of minutes. The prefill server keeps a list
-of such rooms beside its registry: the decode server adds to it what it refuses, and asks it when a hand-over is slow.
+sglang-router asks both sides at once and waits for both. A side that refuses a request (it is full, or shuts down)
+would leave the other one waiting for a hand-over that never comes, until a deadline of minutes. The prefill server keeps
+a list of such rooms beside its registry: the decode server adds to it what it refuses, and asks it when a hand-over is
+slow.
 """
 
 from __future__ import annotations

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fake_engine import HANG, NEVER_FITS, ROOM_IN_USE, CharTokenizer, FakeEngine
+
+from kvbaton.registry.server import BackgroundServer, RegistryServer
+from kvbaton.serve.app import make_app
+from kvbaton.serve.refusals import Refusal, Refusals, add_routes, look_up, report
+
+NO = Refusal(400, "the pool is too small")
+
+
+def test_the_list_forgets_after_a_while() -> None:
+    now = [0.0]
+    refusals = Refusals(seconds=10.0, clock=lambda: now[0])
+    refusals.add(1, NO)
+    now[0] = 5.0
+    refusals.add(2, NO)
+    assert refusals.find(1) == NO
+    now[0] = 12.0
+    assert refusals.find(1) is None
+    assert refusals.find(2) == NO
+    assert len(refusals) == 1
+
+
+def test_the_list_is_bounded() -> None:
+    refusals = Refusals(limit=3)
+    for room in range(10):
+        refusals.add(room, NO)
+    assert [room for room in range(10) if refusals.find(room)] == [7, 8, 9]
+
+
+def test_who_watches_is_told_before_and_after() -> None:
+    refusals = Refusals()
+    told: list[tuple[int, Refusal]] = []
+    refusals.watch(1, lambda refusal: told.append((1, refusal)))
+    refusals.add(2, NO)
+    assert told == []
+    refusals.add(1, NO)
+    refusals.watch(2, lambda refusal: told.append((2, refusal)))
+    assert told == [(1, NO), (2, NO)]
+    refusals.unwatch(1)
+    refusals.add(1, NO)
+    assert len(told) == 2
+
+
+class Pair:
+    """A prefill server with its registry, and a decode server."""
+
+    def __init__(self) -> None:
+        self.refusals = Refusals()
+        self.registry = RegistryServer()
+        add_routes(self.registry.app, self.refusals)
+        self.engines = {"prefill": FakeEngine("prefill"), "decode": FakeEngine("decode")}
+        # The scripted decode engine asks the registry of its source: let somebody be there.
+        self.registry.start()
+        FakeEngine("prefill", registry=self.registry.url)
+        self.apps = {
+            "prefill": make_app(self.engines["prefill"], CharTokenizer(), refusals=self.refusals),
+            "decode": make_app(self.engines["decode"], CharTokenizer()),
+        }
+        self.servers = {role: BackgroundServer(app) for role, app in self.apps.items()}
+        for server in self.servers.values():
+            server.start()
+
+    def post(self, role: str, input_ids: list[int], room: int) -> httpx.Response:
+        body: dict[str, Any] = {"input_ids": input_ids, "bootstrap_room": room}
+        body |= {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.registry.port}
+        return httpx.post(f"{self.servers[role].url}/generate", json=body, trust_env=False, timeout=25)
+
+    def close(self) -> None:
+        for server in (*self.servers.values(), self.registry):
+            server.stop()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    running = Pair()
+    yield running
+    running.close()
+
+
+@pytest.mark.parametrize(("refusing", "waiting"), [("decode", "prefill"), ("prefill", "decode")])
+@pytest.mark.parametrize("first", ["refusing", "waiting"])
+def test_a_refusal_reaches_the_other_side(pair: Pair, refusing: str, waiting: str, first: str) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        if first == "waiting":
+            answer = pool.submit(pair.post, waiting, [HANG, 20], 7)
+            deadline = time.monotonic() + 10
+            while not pair.engines[waiting].pages:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        refused = pair.post(refusing, [NEVER_FITS, 20], 7)
+        if first == "refusing":
+            answer = pool.submit(pair.post, waiting, [HANG, 20], 7)
+        other = answer.result()
+    assert refused.status_code == 400
+    assert other.status_code == 400
+    message = other.json()["error"]["message"]
+    assert message == f"the {refusing} side refused: the prompt needs 9 pages, and the pool has 4"
+    assert pair.engines[waiting].cancelled == [7]
+
+
+@pytest.mark.parametrize(("refusing", "waiting"), [("decode", "prefill"), ("prefill", "decode")])
+def test_a_side_that_drains_frees_the_other(pair: Pair, refusing: str, waiting: str) -> None:
+    pair.apps[refusing].state.service.draining = True
+    assert pair.post(refusing, [20], 7).status_code == 503
+    other = pair.post(waiting, [HANG, 20], 7)
+    assert other.status_code == 503
+    assert "shutting down" in other.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("role"), ["decode", "prefill"])
+def test_a_room_in_use_harms_nobody_else(pair: Pair, role: str) -> None:
+    assert pair.post(role, [ROOM_IN_USE, 20], 7).status_code == 400
+    assert len(pair.refusals) == 0
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'["a", 1]', b"[" * 50_000, b"\xff"])
+def test_bad_refusals(pair: Pair, body: bytes) -> None:
+    url = f"{pair.registry.url}/v1/rooms/7/refusal"
+    assert httpx.post(url, content=body, trust_env=False).status_code == 400
+    assert httpx.post(url, content=b"x" * 20_000, trust_env=False).status_code == 413
+    assert httpx.get(url, trust_env=False).status_code == 404
+    assert httpx.get(f"{pair.registry.url}/v1/rooms/x/refusal", trust_env=False).status_code == 422
+
+
+def test_a_source_that_is_not_there_is_no_error() -> None:
+    assert look_up("http://127.0.0.1:1", 7) is None
+    report("http://127.0.0.1:1", 7, NO)
+
+
+def test_reported_is_found(pair: Pair) -> None:
+    report(pair.registry.url, 9, NO)
+    assert look_up(pair.registry.url, 9) == NO
+    assert look_up(pair.registry.url, 8) is None
