@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import pytest
-from hf_pair import GREEDY, Pair, cached_model, prompt, single
+from hf_pair import GREEDY, Pair, cached_model, clear_prompt, prompt, single
 
 from kvbaton.engines.hf import ARCHITECTURES
+from kvbaton.engines.hf.forward import Runner
 from kvbaton.serve.engine import Sampling
 
 PAGE = 16
 # One token, around a page, around the window (24), and long enough for windows, entries and sparse selections.
-LENGTHS = (1, 2, PAGE - 1, PAGE, PAGE + 1, 23, 24, 25, 70)
+LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 23, 24, 25, 70)
 
 COMPONENTS = {
     "qwen3": {"kv"},
@@ -76,8 +77,8 @@ def test_tcp_carries_the_same():
 )
 def test_sampling_with_a_seed_answers_as_one_process_does(name, options):
     prompts = [prompt(tokens, seed=2) for tokens in (5, 33)]
-    seeded = Sampling(max_new_tokens=16, ignore_eos=True, seed=7, **options)
-    other = Sampling(max_new_tokens=16, ignore_eos=True, seed=8, **options)
+    seeded = Sampling(max_new_tokens=12, ignore_eos=True, seed=7, **options)
+    other = Sampling(max_new_tokens=12, ignore_eos=True, seed=8, **options)
     with Pair(name) as pair:
         answers = pair.answers(prompts, seeded)
         assert answers == [single(name, ids, seeded).token_ids for ids in prompts]
@@ -89,12 +90,12 @@ def test_the_token_that_ends_an_answer_is_named_and_not_emitted():
     ids = prompt(20)
     answer = single("qwen3", ids).token_ids
     stop = next(token for position, token in enumerate(answer) if position > 3 and token not in answer[:position])
-    sampling = Sampling(max_new_tokens=16, temperature=0.0, ignore_eos=True, stop_token_ids=(stop,))
+    sampling = Sampling(max_new_tokens=12, temperature=0.0, ignore_eos=True, stop_token_ids=(stop,))
     with Pair("qwen3") as pair:
         tokens, end = pair.submit(ids, sampling)[1].result(60)
         assert (tokens, end.finish, end.matched) == (answer[: answer.index(stop)], "stop", stop)
         # Also when it is the very first token, which the prefill side chose.
-        at_once = Sampling(max_new_tokens=16, temperature=0.0, ignore_eos=True, stop_token_ids=(answer[0],))
+        at_once = Sampling(max_new_tokens=12, temperature=0.0, ignore_eos=True, stop_token_ids=(answer[0],))
         tokens, end = pair.submit(ids, at_once)[1].result(60)
         assert (tokens, end.finish, end.matched) == ((), "stop", answer[0])
         pair.settle()
@@ -108,7 +109,7 @@ def test_the_models_end_of_text_counts_unless_it_is_ignored():
     try:
         model.generation_config.eos_token_id = [answer[5]]
         with Pair("qwen3") as pair:
-            tokens, end = pair.submit(ids, Sampling(max_new_tokens=16, temperature=0.0))[1].result(60)
+            tokens, end = pair.submit(ids, Sampling(max_new_tokens=12, temperature=0.0))[1].result(60)
             assert (tokens, end.finish, end.matched) == (answer[: answer.index(answer[5])], "stop", answer[5])
             assert pair.submit(ids, GREEDY)[1].result(60)[0] == answer
     finally:
@@ -124,17 +125,46 @@ def test_answers_end_at_max_new_tokens(wanted, expected):
         pair.settle()
 
 
-def test_requests_that_join_and_leave_a_batch_keep_their_answers():
-    limits = [3, 16, 7, 16, 1, 9]
-    prompts = [prompt(10 + 7 * index) for index in range(len(limits))]
-    with Pair("qwen3_5", max_batch=4) as pair:
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [
+        ("qwen3_5", [10, 17, 24, 31, 38, 45]),
+        ("falcon_h1", [3, 40, 20]),
+        ("gemma3", [30, 30, 30, 12]),
+        ("deepseek_v4", [21, 21]),
+    ],
+)
+def test_requests_that_join_and_leave_a_batch_keep_their_answers(name, lengths, monkeypatch):
+    sizes = []
+    step = Runner.step
+
+    def counted(self, cache, tokens, held):
+        sizes.append(len(tokens))
+        return step(self, cache, tokens, held)
+
+    limits = [3, 12, 7, 12, 1, 9][: len(lengths)]
+    prompts = [clear_prompt(name, tokens) for tokens in lengths]
+    expected = [single(name, ids).token_ids[:limit] for ids, limit in zip(prompts, limits, strict=True)]
+    with Pair(name, max_batch=4) as pair:
+        monkeypatch.setattr(Runner, "step", counted)
+        engine, began = pair.decode, []
+        begin = engine._begin
+
+        def begin_together(job):
+            # All transfers end before the first step, so that the requests do meet.
+            arrived = sum(other.room.poll().terminal for other in engine._receiving)
+            if began or arrived == len(prompts):
+                began.append(job)
+                begin(job)
+
+        monkeypatch.setattr(engine, "_begin", begin_together)
         handles = [
             pair.submit(ids, Sampling(max_new_tokens=limit, temperature=0.0, ignore_eos=True))[1]
             for ids, limit in zip(prompts, limits, strict=True)
         ]
-        answers = [handle.result(60)[0] for handle in handles]
-    expected = [single("qwen3_5", ids).token_ids[:limit] for ids, limit in zip(prompts, limits, strict=True)]
-    assert answers == expected
+        assert [handle.result(60)[0] for handle in handles] == expected
+        pair.settle()
+    assert 1 < max(sizes) <= 4
 
 
 def test_figures_of_the_transfer_are_kept():
@@ -148,5 +178,5 @@ def test_figures_of_the_transfer_are_kept():
         assert end.metrics["bytes_by_component"] == expected
         assert end.metrics["bytes"] == sum(expected.values())
         assert end.metrics["prompt_tokens"] == 40
-        assert end.metrics["completion_tokens"] == 16
+        assert end.metrics["completion_tokens"] == 12
         assert received.transfer_seconds > 0

@@ -4,7 +4,19 @@ import msgspec
 import pytest
 
 from kvbaton.errors import LayoutMismatch
-from kvbaton.layout import Ownership, RankLayout, conv_state, mla_latent, paged_kv, replicated_spans
+from kvbaton.layout import (
+    Axis,
+    Component,
+    Field,
+    Ownership,
+    RankLayout,
+    Tensor,
+    component,
+    conv_state,
+    mla_latent,
+    paged_kv,
+    replicated_spans,
+)
 from kvbaton.plan import assign, compile_pair
 
 replace = msgspec.structs.replace
@@ -17,8 +29,8 @@ def layout(**changes):
 
 def edited(**changes):
     """The usual layout with another first tensor."""
-    component = layout().components[0]
-    return RankLayout((replace(component, tensors=(replace(component.tensors[0], **changes), *component.tensors[1:])),))
+    kv = layout().components[0]
+    return RankLayout((replace(kv, tensors=(replace(kv.tensors[0], **changes), *kv.tensors[1:])),))
 
 
 NOT_FITTING = {
@@ -88,8 +100,8 @@ def test_blocks_that_only_together_cover_the_axes():
 
 
 def conv(tensor):
-    component = conv_state(layers=(0,), rows=1, blocks=(4,), columns=2, dtype="uint8")
-    return RankLayout((replace(component, tensors=(tensor,)),))
+    state = conv_state(layers=(0,), rows=1, blocks=(4,), columns=2, dtype="uint8")
+    return RankLayout((replace(state, tensors=(tensor,)),))
 
 
 def test_ownerships_that_hardly_repeat_are_refused():
@@ -116,3 +128,29 @@ def test_a_share_of_other_layouts_is_refused():
         compile_pair(layout(layers=(0,)), layout(), share)
     with pytest.raises(LayoutMismatch, match="the share names it, but the source has no such component"):
         compile_pair(RankLayout(()), layout(), share)
+
+
+def scattered(counts):
+    """A slot tensor of one byte an element: every other index of each axis."""
+    axes, stride = [], 1
+    for number, count in enumerate(counts):
+        spans = tuple((2 * i, 1) for i in range(count))
+        axes.append(Axis(f"axis{number}", 2 * count, stride, spans))
+        stride *= count
+    return RankLayout((Component("state", "slot", (Tensor("state", 0, 0, 0, 2, stride, "uint8", tuple(axes)),)),))
+
+
+def test_layouts_in_too_many_cells_are_refused():
+    with pytest.raises(LayoutMismatch, match=r"role state, layer 0: the spans .* make 40000 cells; at most 16384"):
+        assign([scattered((200, 200))], scattered((200, 200)))
+
+
+def test_rows_in_too_many_boxes_are_refused():
+    axes = [(f"axis{number}", 41, None) for number in range(5)]
+    layouts = []
+    for order in (axes, axes[::-1]):
+        fields = [Field("state", "uint8", tuple(order))]
+        layouts.append(RankLayout((component("state", "slot", fields, layers=(0,), rows=1),)))
+    with pytest.raises(LayoutMismatch, match=r"role state, layer 0: .* break each row into more than 65536 boxes"):
+        compile_pair(*layouts)
+    assert compile_pair(layouts[0], layouts[0]).components == ("state",)

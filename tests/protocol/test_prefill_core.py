@@ -1,6 +1,9 @@
+import itertools
 import re
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from kvbaton.errors import DeadlineExceeded, HandshakeError, PeerLost, RoomError, RowsError, TransferAborted
 from kvbaton.layout import Ownership
@@ -24,6 +27,7 @@ from kvbaton.protocol import (
     Status,
     rows_to_bytes,
 )
+from kvbaton.protocol.prefill_room import Submission, merge
 
 KV = {"kv": ComponentNeed("paged")}
 LIMITS = Deadlines(offer_wait=30, transfer=20, drain=5, parked_offers=3, parked_bytes=1000, parked_seconds=10)
@@ -320,6 +324,31 @@ def test_early_offers_are_bounded_in_number_and_bytes_and_expire():
     assert core.table_sizes()["parked"] == 1
     core.peer_lost("d0", "gone", 13.0)
     assert not any(core.table_sizes().values())
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted).map(tuple), max_size=8))
+def test_submitted_tokens_are_merged_into_the_fewest_ranges(pieces):
+    merged = merge(Submission(0, {"kv": piece}) for piece in pieces).get("kv", ())
+    tokens = {token for first, last in pieces for token in range(first, last)}
+    assert {token for first, last in merged for token in range(first, last)} == tokens
+    assert all(first < last for first, last in merged)
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(merged))
+
+
+def test_bytes_of_early_offers_are_given_back():
+    core = core_with()
+    for epoch in range(1, 10):
+        assert core.handle("d0", offer(room=epoch, epoch=epoch, rows=range(120)), 0.0) == []
+        core.handle("d0", Abort(epoch, epoch, offered=True), 0.0)
+    assert empty_but_peers(core)
+
+
+def test_a_newer_early_offer_takes_the_place_of_an_older_one():
+    core = core_with()
+    for epoch in (2, 3, 1):
+        core.handle("d0", offer(epoch=epoch, rows=(epoch,)), 0.0)
+    core.open(7, 1.0)
+    assert core.offer(7, "d0") == offer(epoch=3, rows=(3,))
 
 
 def test_deadlines_name_what_is_waited_for():

@@ -56,6 +56,14 @@ class Driver:
         sender.finish({"kv": np.arange(count)}, (0, count * PAGE))
         return "sent"
 
+    def send_chunk(self, room, count):
+        """Offer the first ``count`` rows as one chunk, and leave the room unfinished."""
+        for index, tensor in enumerate(self.tensors):
+            self.pages(tensor)[:count] = index
+        sender = self.rooms[room] = self.manager.sender(room)
+        sender.send({"kv": np.arange(count)}, (0, count * PAGE))
+        return "sent"
+
     def receive(self, room, count):
         """Ask for ``count`` pages, into the last rows in falling order."""
         receiver = self.rooms[room] = self.manager.receiver(room)

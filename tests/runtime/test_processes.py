@@ -15,8 +15,8 @@ from kvbaton.registry.server import RegistryServer
 
 SCRIPT = Path(__file__).with_name("rank_process.py")
 SOURCE = str(Path(kvbaton.__file__).parent.parent)
-LARGE = 500
-"""About 64 MiB at 32 pages: still under way when the first bytes have landed."""
+LARGE = 100
+"""About 50 MB at 60 pages."""
 
 
 class Process:
@@ -114,8 +114,8 @@ def test_prefill_is_killed_in_the_middle(start, transport):
     prefill = start("prefill", transport, LARGE)
     hand_over(prefill, decode, 1)
     before = decode.ask("kept").rsplit(" ", 1)[1]
-    prefill.ask("send", 2, 32)
-    decode.ask("receive", 2, 32)
+    prefill.ask("send_chunk", 2, 60)
+    decode.ask("receive", 2, 62)
     assert decode.ask("moving", 2) == "moving"
     prefill.kill()
     outcome = decode.ask("over", 2, seconds=5)
@@ -135,8 +135,8 @@ def test_decode_is_killed_in_the_middle(start, transport):
     prefill = start("prefill", transport, LARGE)
     decode = start("decode", transport, LARGE)
     hand_over(prefill, decode, 1)
-    decode.ask("receive", 2, 32)
-    prefill.ask("send", 2, 32)
+    decode.ask("receive", 2, 62)
+    prefill.ask("send_chunk", 2, 60)
     decode.ask("moving", 2)
     decode.kill()
     outcome = prefill.ask("over", 2, seconds=5)

@@ -84,7 +84,6 @@ class DecodeCore(Core[DecodeRoom]):
             link = room.links[peer]
             if link.expected and not link.done:
                 actions += self._fail(room, lost, now)
-            self._detach_if_quiet(room, link)
         self._forget_peer_if_over(peer)
         return actions
 
@@ -97,7 +96,6 @@ class DecodeCore(Core[DecodeRoom]):
         for room in sorted(state.rooms, key=lambda room: room.number):
             room.links[peer].drained = True
             actions += self._release_if_quiet(room)
-            self._detach_if_quiet(room, room.links[peer])
         self._forget_peer_if_over(peer)
         return actions
 
@@ -256,7 +254,7 @@ class DecodeCore(Core[DecodeRoom]):
             return self._ignore("repeated Done")
         if room.status.terminal:
             link.done = True
-            return self._went_quiet(room, link)
+            return self._release_if_quiet(room)
         try:
             fault = self._inspect(room.number, done)
         except Exception as error:
@@ -282,12 +280,7 @@ class DecodeCore(Core[DecodeRoom]):
             return []
         # Also before the Abort that goes with it: its sender has ended this epoch for good.
         link.drained = True
-        return self._went_quiet(room, link)
-
-    def _went_quiet(self, room: DecodeRoom, link: Link) -> list[Action]:
-        actions = self._release_if_quiet(room)
-        self._detach_if_quiet(room, link)
-        return actions
+        return self._release_if_quiet(room)
 
     def _fail(self, room: DecodeRoom, failure: Failure, now: float) -> list[Action]:
         """End the room, and tell every peer: also the one that told us, so that it confirms when it is quiet."""
@@ -328,13 +321,6 @@ class DecodeCore(Core[DecodeRoom]):
                 self._forget_peer_if_over(link.peer)
         self._forget_if_over(room)
         return [RowsReleased(room.number)]
-
-    def _detach_if_quiet(self, room: DecodeRoom, link: Link) -> None:
-        """Let go of a lost peer in rooms that need nothing of it any more."""
-        peer = self._peers.get(link.peer)
-        if peer is not None and peer.lost and link.quiet:
-            peer.rooms.discard(room)
-            self._forget_peer_if_over(link.peer)
 
     def _forget_peer_if_over(self, peer: str) -> None:
         state = self._peers.get(peer)

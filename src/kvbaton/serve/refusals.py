@@ -1,9 +1,9 @@
 """Rooms that one side of a pair will not serve, so that the other side need not wait for it.
 
 sglang-router asks both sides at once and waits for both. A side that refuses a request (it is full, or shuts down)
-would leave the other one waiting for a hand-over that never comes, until a deadline of minutes. The prefill server keeps
-a list of such rooms beside its registry: the decode server adds to it what it refuses, and asks it when a hand-over is
-slow.
+would leave the other one waiting for a hand-over that never comes, until a deadline of minutes. The prefill server
+keeps a list of such rooms beside its registry: the decode server adds to it what it refuses, and asks it when a
+hand-over is slow.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def add_routes(app: FastAPI, refusals: Refusals) -> None:
     @app.post("/v1/rooms/{room}/refusal")
     async def refuse(room: int, request: Request) -> Response:
         try:
-            refusal = msgspec.json.decode(await read_body(request, _MAX_BODY), type=Refusal)
+            refusal = _decode(await read_body(request, _MAX_BODY))
         except BodyTooLarge as error:
             return Response(str(error), 413)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TimeoutError) as error:
@@ -113,9 +113,15 @@ def look_up(source: str, room: int) -> Refusal | None:
     """Ask the prefill side at ``source`` whether it refused a room. Blocks; None also if it cannot be asked."""
     body = _ask(urllib.request.Request(_url(source, room)))
     try:
-        return msgspec.json.decode(body, type=Refusal) if body else None
+        return _decode(body) if body else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def _decode(body: bytes) -> Refusal:
+    refusal = msgspec.json.decode(body, type=Refusal)
+    # It becomes the status of an answer: whatever was sent, it must be an error.
+    return refusal if 400 <= refusal.status <= 599 else refusal._replace(status=503)
 
 
 def _url(source: str, room: int) -> str:

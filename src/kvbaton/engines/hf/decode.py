@@ -29,10 +29,14 @@ class _Group:
 
 
 class DecodeEngine(Engine):
-    """Decodes up to ``max_batch`` requests in one step where their caches can be stacked.
+    """Decodes concurrent requests, each of them in turn or up to ``max_batch`` in one step.
 
-    Those of models with full attention and fixed-size states only are padded to one length; of any other model,
-    requests of equal length are stacked and the rest step in turn. The pages of a request are held until it ends.
+    With ``max_batch`` 1 an answer is bit for bit that of `generate_single`. Above that, requests whose caches can be
+    stacked step together: those of models with full attention and fixed-size states only are padded to one length, of
+    any other model requests of equal length are stacked. Sums are then taken in another order, so that logits differ in
+    their last digits, and a token where the two best are as good as equal.
+
+    The pages of a request are held until it ends. They hold its prompt; what is generated lives in the cache object.
 
     ``corrupt`` deliberately overwrites page ``corrupt_page`` of each request, or its state slot, with random values
     after the transfer: whoever compares answers must see it.
@@ -46,7 +50,7 @@ class DecodeEngine(Engine):
         pools: Pools,
         manager: Manager,
         *,
-        max_batch: int = 8,
+        max_batch: int = 1,
         corrupt: Corrupt = "none",
         corrupt_page: int = 0,
         model_path: str = "",
