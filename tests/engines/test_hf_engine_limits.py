@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -119,23 +120,32 @@ def test_cancel_while_decoding_gives_pages_back_and_leaves_others_alone(name):
         victim.cancel()
 
 
-def test_cancel_at_decode_before_the_data_came_ends_the_prefill_side_too():
+def test_cancel_at_decode_before_the_data_came_ends_the_prefill_side_too(monkeypatch):
     with Pair("qwen3") as pair:
+        extend, cancelled = pair.prefill.runner.extend, threading.Event()
+
+        def slow(cache, ids):
+            assert cancelled.wait(WAIT_SECONDS)
+            return extend(cache, ids)
+
+        monkeypatch.setattr(pair.prefill.runner, "extend", slow)
         request = GenerateRequest("cancelled", prompt(30), 80, GREEDY)
-        received = pair.decode.submit(request)
+        sent, received = pair.prefill.submit(request), pair.decode.submit(request)
         received.cancel()
         assert end_of(received).finish == "abort"
         wait_until_free(pair.decode.pools)
-        sent = pair.prefill.submit(request)
-        sent.cancel()
-        assert end_of(sent).finish in ("abort", "error")
+        cancelled.set()
+        # A prompt that was not begun, or just finished, ends as well.
+        end = end_of(sent)
+        assert (end.finish, "cancelled by the client" in end.error) == ("error", True)
+        pair.settle()
         # The room can be used again.
         again = submit_when_free(pair.prefill, request)
         assert submit_when_free(pair.decode, request).result(WAIT_SECONDS)[0] == single("qwen3", prompt(30)).token_ids
         assert end_of(again).finish == "length"
 
 
-def test_cancel_at_prefill_fails_the_decode_side_with_a_reason():
+def test_cancel_at_prefill_before_the_decode_side_came_frees_the_room():
     with Pair("qwen3") as pair:
         request = GenerateRequest("cancelled", prompt(30), 81, GREEDY)
         sent = pair.prefill.submit(request)
@@ -145,6 +155,26 @@ def test_cancel_at_prefill_fails_the_decode_side_with_a_reason():
         received = pair.decode.submit(request)
         assert end_of(submit_when_free(pair.prefill, request)).finish == "length"
         assert received.result(WAIT_SECONDS)[0] == single("qwen3", prompt(30)).token_ids
+
+
+def test_cancel_at_prefill_fails_the_decode_side_with_a_reason(monkeypatch):
+    with Pair("qwen3") as pair:
+        extend, handles = pair.prefill.runner.extend, []
+
+        def cancelling(cache, ids):
+            handles[0].cancel()
+            return extend(cache, ids)
+
+        monkeypatch.setattr(pair.prefill.runner, "extend", cancelling)
+        # In pieces, so that the cancel is seen between two of them.
+        pair.prefill.chunk_tokens = 8
+        request = GenerateRequest("cancelled", prompt(30), 85, GREEDY)
+        handles.append(pair.prefill.submit(request))
+        received = pair.decode.submit(request)
+        assert end_of(handles[0]).finish == "abort"
+        end = end_of(received)
+        assert (end.finish, "cancelled by the client" in end.error) == ("error", True)
+        pair.settle()
 
 
 def test_cancel_while_queued():

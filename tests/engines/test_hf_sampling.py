@@ -83,5 +83,5 @@ def test_chunks(tokens, size, expected):
 
 def test_the_reference_agrees_with_transformers_own_generation():
     model, ids = cached_model("qwen3"), prompt(30)
-    own = model.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False, eos_token_id=None)
+    own = model.generate(torch.tensor([ids]), max_new_tokens=GREEDY.max_new_tokens, do_sample=False, eos_token_id=None)
     assert tuple(own[0, 30:].tolist()) == generate_single(model, ids, GREEDY).token_ids

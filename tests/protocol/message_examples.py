@@ -39,6 +39,7 @@ EXAMPLES = {
         sources=(small_layout(0, 2), small_layout(1, 2)),
         source_index=1,
         transports={"shm": b"\x00\xff", "tcp": b"10.0.0.1:9"},
+        striped=True,
     ),
     "welcome": Welcome("prefill-1", "shm", b"\x01\x02", (0, 1)),
     "refused": Refused("prefill-1", "axis head: 8 here, 4 there", "LayoutMismatch"),

@@ -192,9 +192,10 @@ def test_both_sides_agree_when_work_is_striped():
     sources = [rank(tp, 2) for tp in (0, 0)]
     sources = [msgspec.structs.replace(layout, coords=Coords(tp=(tp, 2))) for tp, layout in enumerate(sources)]
     own = rank(0, 2)
-    message = hello(sources, own)
-    striped = answer(message, sources[0], striped=True)
-    check_welcome(message, striped.welcome("prefill", "tcp", b""), striped=True)
+    message = hello(sources, own, striped=True)
+    striped = answer(message, sources[0])
+    check_welcome(message, striped.welcome("prefill", "tcp", b""))
     assert striped.parts == (0, 1)
-    with pytest.raises(HandshakeError, match="striped"):
-        check_welcome(message, striped.welcome("prefill", "tcp", b""))
+    assert answer(hello(sources, own), sources[0]).parts == (0,)
+    with pytest.raises(HandshakeError, match=r"\[0, 1\] send.*\[0\]"):
+        check_welcome(hello(sources, own), striped.welcome("prefill", "tcp", b""))

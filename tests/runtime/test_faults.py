@@ -481,6 +481,56 @@ class FlakyRegistry(kb.MemoryRegistry):
             self.remove(instance)
 
 
+class TestConnections:
+    def test_the_data_connection_breaks_and_the_control_connection_stays(self):
+        """Rooms in flight fail; the next one finds a new connection by itself."""
+        world = World("tcp")
+        try:
+            source, destination = pair(world)
+            hand_over(source, destination)
+            receiver = destination.manager._transports["tcp"]._receiver
+            for connection in list(receiver._connections):
+                connection.cut_off()
+            wait(lambda: receiver.connections == 0)
+            sender, refused = start(source, destination, 1)
+            sender.finish({"kv": [0, 1]}, (0, 8))
+            failed(sender)
+            failed(refused)
+            wait_released(sender, refused)
+            sender.close()
+            refused.close()
+            hand_over(source, destination, 2)
+            world.assert_empty()
+            world.assert_no_faults()
+        finally:
+            world.close()
+
+    @pytest.mark.parametrize("transport", ["loopback", "tcp"])
+    @pytest.mark.parametrize("in_flight", [False, True])
+    def test_the_control_connection_breaks_and_both_sides_live(self, transport, in_flight):
+        """A network that was away for a while: a writer that was fenced may come back."""
+        world = World(transport)
+        try:
+            source, destination = pair(world)
+            hand_over(source, destination)
+            rooms = start(source, destination, 1) if in_flight else ()
+            for room in rooms:
+                wait(lambda room=room: room.poll() is kb.Status.TRANSFERRING)
+            control = destination.manager._control
+            control.post(lambda: control._lost(next(iter(control._dialled)), "the network was away"))
+            for room in rooms:
+                failed(room)
+            wait_released(*rooms)
+            for room in rooms:
+                room.close()
+            for room in (2, 3):
+                hand_over(source, destination, room)
+            world.assert_empty()
+            destination.check_rest()
+        finally:
+            world.close()
+
+
 class TestDeadlines:
     def options(self, **limits):
         return {"settings": dataclasses.replace(FAST, deadlines=kb.Deadlines(**limits))}

@@ -118,10 +118,10 @@ def test_replicated_heads(world, source_tp, destination_tp):
 
 @pytest.mark.parametrize("striped", [False, True])
 def test_a_latent_that_every_source_holds(world, striped):
+    """The decode side's setting counts, whatever the prefill side has."""
     model = Model(("latent",))
-    settings = kb.Settings(striped=striped)
-    sources = world.prefill(*(model.layout(rank, 4) for rank in range(4)), settings=settings)
-    destinations = world.decode(*(model.layout(rank, 2) for rank in range(2)), settings=settings)
+    sources = world.prefill(*(model.layout(rank, 4) for rank in range(4)), settings=kb.Settings(striped=not striped))
+    destinations = world.decode(*(model.layout(rank, 2) for rank in range(2)), settings=kb.Settings(striped=striped))
     senders, receivers = hand_over(model, sources, destinations)
     busy = [bool(sender.bytes_by_component) for sender in senders]
     assert all(busy) if striped else sum(busy) == 2

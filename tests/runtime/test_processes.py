@@ -165,7 +165,7 @@ def test_prefill_is_stopped_over_shm(start):
 
 
 def test_decode_is_stopped(start):
-    """The prefill side goes on with others, and takes it in again when it wakes up."""
+    """The prefill side goes on with others; the two work together again when it wakes up."""
     prefill, decode = start("prefill", "tcp"), start("decode", "tcp")
     other = start("decode", "tcp")
     hand_over(prefill, decode, 1)
@@ -174,8 +174,25 @@ def test_decode_is_stopped(start):
     decode.signal(signal.SIGSTOP)
     hand_over(prefill, other, 3)
     decode.signal(signal.SIGCONT)
-    prefill.ask("send", 2, 20)
-    assert prefill.ask("over", 2).split()[0] == decode.ask("over", 2).split()[0]
+    outcome = decode.ask("over", 2)
+    assert outcome.startswith("FAILED"), outcome
+    assert decode.ask("released", 2) == "released"
+    hand_over(prefill, decode, 4)
+
+
+def test_prefill_is_stopped_over_tcp(start):
+    """Its connections are cut, so the rows come back while it sleeps; when it wakes up it is used again."""
+    prefill, decode = start("prefill", "tcp"), start("decode", "tcp")
+    hand_over(prefill, decode, 1)
+    decode.ask("receive", 2, 20)
+    assert decode.ask("transferring", 2) == "TRANSFERRING"
+    prefill.signal(signal.SIGSTOP)
+    outcome = decode.ask("over", 2, seconds=6)
+    assert outcome.startswith("FAILED"), outcome
+    assert decode.ask("released", 2, seconds=6) == "released"
+    prefill.signal(signal.SIGCONT)
+    prefill.ask("send", 3, 20)
+    hand_over(prefill, decode, 4)
 
 
 def test_many_successors_leave_nothing(start):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_engine import HANG
+from fake_engine import HANG, SLOW
 
 from kvbaton.serve.launch import run_pd
 from kvbaton.serve.processes import ManagedProcess, PDCluster, ProcessFailed, free_ports, http_get, wait_until
@@ -106,6 +106,9 @@ def test_a_cluster_of_two_and_two(tmp_path: Path) -> None:
                 assert answer.json()["output_ids"] == [*reversed(ids), 1], answer.text
         for url in (*cluster.prefill_urls, *cluster.decode_urls, *cluster.registry_urls):
             assert http_get(f"{url}/health") is not None
+        # The list of refused rooms is beside each registry.
+        for url in cluster.registry_urls:
+            assert httpx.get(f"{url}/v1/rooms/7/refusal", trust_env=False).text == "null"
         cluster.check()
     assert not any(alive(pid) for pid in pids)
     cluster.stop()
@@ -166,6 +169,26 @@ def test_children_stop_when_their_parent_was_killed(tmp_path: Path) -> None:
     while any(alive(pid) and not zombie(pid) for pid in pids):
         assert time.monotonic() < deadline, "children outlive their parent"
         time.sleep(0.05)
+
+
+def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    process = ManagedProcess("decode", fake()("decode", port, 0), tmp_path / "decode.log")
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: http_get(f"{url}/health") is not None, [process], "decode", 30)
+        body = {"input_ids": [SLOW, 20, 21, 22, 23], "stream": True}
+        body |= {"bootstrap_room": 1, "bootstrap_host": "127.0.0.1", "bootstrap_port": 1}
+        with httpx.stream("POST", f"{url}/generate", json=body, trust_env=False, timeout=30) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.terminate()
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert '"output_ids":[23,22,21,20,1]' in rest[-2]
+        assert process.stop(20) == 0
+    finally:
+        process.stop()
 
 
 def test_sigterm_lets_requests_fail_in_bounded_time(tmp_path: Path) -> None:

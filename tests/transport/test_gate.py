@@ -32,6 +32,20 @@ def test_a_write_in_progress_is_waited_for():
     assert not gate.enter("writer")
 
 
+def test_a_readmitted_instance_comes_by_new_connections_only():
+    gate = Gate()
+    before = gate.refusals("writer")
+    gate.refuse("writer")
+    during = gate.refusals("writer")
+    assert not gate.enter("writer", during)
+    gate.readmit("writer")
+    assert not gate.enter("writer", before)
+    assert gate.enter("writer", during)
+    gate.leave("writer")
+    gate.refuse("writer")
+    assert not gate.enter("writer", during)
+
+
 def test_a_shut_gate_lets_nobody_in():
     gate = Gate()
     gate.shut()

@@ -79,8 +79,9 @@ def router(
     port: Annotated[int, typer.Option(help="Port of the router.")] = 8000,
     metrics_port: Annotated[int, typer.Option(help="Port of the router's own metrics; 0 finds a free one.")] = 0,
     policy: Annotated[str, typer.Option(help="How the router chooses servers.")] = "round_robin",
-    retries: Annotated[int, typer.Option(help="How often the router tries a failed request again.")] = 2,
+    retries: Annotated[int, typer.Option(help="How often the router tries a request in all.")] = 3,
     log_level: Annotated[str, typer.Option(help="The router's log level.")] = "warn",
+    router_option: Annotated[Optional[list[str]], typer.Option(help="Passed to the router as it is.")] = None,  # noqa: UP045
 ) -> None:
     """Run sglang-router over prefill and decode servers."""
     from kvbaton.serve.launch import run_router
@@ -94,6 +95,7 @@ def router(
         policy=policy,
         retries=retries,
         log_level=log_level,
+        extra=router_option or [],
     )
     raise typer.Exit(code)
 
@@ -108,6 +110,8 @@ def pd(
     served_model_name: Name = "",
     transport: Transports = "shm,tcp",
     options: EngineOptions = "{}",
+    prefill_options: Annotated[str, typer.Option(help="Options of the prefill engines only.")] = "{}",
+    decode_options: Annotated[str, typer.Option(help="Options of the decode engines only.")] = "{}",
     logs: Annotated[Optional[Path], typer.Option(help="Folder for the logs.")] = None,  # noqa: UP045
 ) -> None:
     """Run prefill servers, decode servers and the router on this host, until Ctrl-C."""
@@ -122,6 +126,8 @@ def pd(
         logs=logs,
         served_model_name=served_model_name,
         options=_engine_options(options, transport),
+        prefill_options=_json_object("--prefill-options", prefill_options),
+        decode_options=_json_object("--decode-options", decode_options),
     )
     raise typer.Exit(code)
 
@@ -136,25 +142,30 @@ def registry(
 
     from kvbaton.registry.server import RegistryServer
 
+    ending = {signal.SIGINT, signal.SIGTERM}
+    # Blocked before any thread starts, so that the signal waits for sigwait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     with RegistryServer(host, port) as server:
         print(f"registry at {server.url}; Ctrl-C stops it", flush=True)
-        try:
-            signal.sigwait({signal.SIGINT, signal.SIGTERM})
-        except KeyboardInterrupt:
-            return
+        signal.sigwait(ending)
 
 
 def _log_requests() -> None:
     logging.getLogger("kvbaton").setLevel(logging.INFO)
 
 
-def _engine_options(options: str, transport: str) -> dict[str, Any]:
+def _json_object(flag: str, text: str) -> dict[str, Any]:
     try:
-        given = json.loads(options)
+        given = json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"--options is no JSON: {error}") from None
+        raise ConfigurationError(f"{flag} is no JSON: {error}") from None
     if not isinstance(given, dict):
-        raise ConfigurationError(f"--options must be a JSON object, not {type(given).__name__}")
+        raise ConfigurationError(f"{flag} must be a JSON object, not {type(given).__name__}")
+    return given
+
+
+def _engine_options(options: str, transport: str) -> dict[str, Any]:
+    given = _json_object("--options", options)
     names = [name.strip() for name in transport.split(",") if name.strip()]
     return {**given, "manager_options": {"transports": names, **given.get("manager_options", {})}}
 

@@ -20,6 +20,7 @@ HELD_OUT_SEEDS = 1_000_000
 
 ASKED_KEYS = 4
 VALUE_DIGITS = 4
+_COPIED = string.ascii_lowercase + string.digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,22 @@ def _scaled(generator: random.Random, low: int, high: int, scale: float) -> int:
 
 
 def _recall(generator: random.Random, scale: float) -> Prompt:
-    """Make many `key=value` pairs, then the keys that are asked; the answer is the asked pairs."""
+    """Make many `key=value` pairs, then the keys that are asked; the answer is the asked pairs.
+
+    No two pairs agree in the last letter of the key and the first digit of the value: a small model sees a few
+    characters at a time, and confuses such pairs.
+    """
     pair_count = max(2, _scaled(generator, 24, 32, scale))
-    keys: dict[str, None] = {}
-    while len(keys) < pair_count:
-        keys[generator.choice(string.ascii_lowercase) + generator.choice(string.ascii_lowercase)] = None
-    pairs = [f"{key}={generator.randrange(10**VALUE_DIGITS):0{VALUE_DIGITS}d}" for key in keys]
+    pairs: list[str] = []
+    keys: set[str] = set()
+    joints: set[str] = set()
+    while len(pairs) < pair_count:
+        key = generator.choice(string.ascii_lowercase) + generator.choice(string.ascii_lowercase)
+        value = f"{generator.randrange(10**VALUE_DIGITS):0{VALUE_DIGITS}d}"
+        if key not in keys and key[-1] + value[0] not in joints:
+            keys.add(key)
+            joints.add(key[-1] + value[0])
+            pairs.append(f"{key}={value}")
     head = "recall: "
     pair_length = len(pairs[0])
     asked = generator.sample(range(pair_count), min(ASKED_KEYS, max(1, round(ASKED_KEYS * scale)), pair_count))
@@ -76,9 +87,15 @@ def _recall(generator: random.Random, scale: float) -> Prompt:
 
 
 def _copy(generator: random.Random, scale: float) -> Prompt:
-    """Make a span of random letters and digits; the answer is the span."""
+    """Make a span of random letters and digits, in which no two neighbours occur twice; the answer is the span."""
     length = max(3, _scaled(generator, 40, 58, scale))
-    span = "".join(generator.choices(string.ascii_lowercase + string.digits, k=length))
+    span = generator.choice(_COPIED)
+    neighbours: set[str] = set()
+    while len(span) < length:
+        pair = span[-1] + generator.choice(_COPIED)
+        if pair not in neighbours:
+            neighbours.add(pair)
+            span += pair[-1]
     head = "copy: "
     return Prompt(task="copy", text=f"{head}{span}\n", answer=span, evidence=((len(head), len(head) + length),))
 

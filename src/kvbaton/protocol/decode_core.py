@@ -87,6 +87,11 @@ class DecodeCore(Core[DecodeRoom]):
         self._forget_peer_if_over(peer)
         return actions
 
+    def may_write(self, peer: str) -> bool:
+        """Whether this peer may still write rows of some room: a lost peer of which this is true must be fenced."""
+        state = self._peers.get(peer)
+        return state is not None and any(room.offered and not room.links[peer].quiet for room in state.rooms)
+
     def peer_fenced(self, peer: str, now: float) -> list[Action]:
         """It is proven that no write of this peer can reach our memory any more."""
         state = self._peers.get(peer)

@@ -46,6 +46,7 @@ def make_hello(
     sources: Sequence[RankLayout],
     source_index: int,
     transports: Mapping[str, bytes],
+    striped: bool = False,
 ) -> Hello:
     """Say who asks prefill rank ``source_index`` of the grid ``sources``; ``transports`` has descriptors by name."""
     return Hello(
@@ -58,6 +59,7 @@ def make_hello(
         sources=tuple(sources),
         source_index=source_index,
         transports=dict(transports),
+        striped=striped,
     )
 
 
@@ -68,7 +70,6 @@ def answer_hello(
     model: str,
     layout: RankLayout,
     transports: Sequence[str],
-    striped: bool = False,
 ) -> Accepted:
     """Check everything that ``hello`` says against this prefill rank; ``transports`` in order of preference.
 
@@ -76,7 +77,7 @@ def answer_hello(
     """
     _check_parties(hello, instance, model, layout)
     common = _common(hello, transports)
-    shares = _shares(hello, striped)
+    shares = _shares(hello)
     parts = expected_parts(shares)
     plan = compile_pair(layout, hello.layout, shares[hello.source_index])
     return Accepted(_share(hello, plan, parts), plan, parts, common)
@@ -93,7 +94,7 @@ def expected_parts(shares: Sequence[Share]) -> tuple[int, ...]:
     return tuple(index for index, share in enumerate(shares) if not share.empty) or (0,)
 
 
-def check_welcome(hello: Hello, welcome: Welcome, *, striped: bool = False) -> None:
+def check_welcome(hello: Hello, welcome: Welcome) -> None:
     """Check a prefill rank's answer to ``hello``, on the decode side.
 
     Raises `SelfConnection` if we reached ourselves, and `HandshakeError` if the answer does not fit what was asked.
@@ -106,11 +107,11 @@ def check_welcome(hello: Hello, welcome: Welcome, *, striped: bool = False) -> N
             f"{part} chose transport {welcome.transport!r}, but it was offered {_listed(hello.transports)}: "
             "run the same release of kvbaton on both sides"
         )
-    parts = expected_parts(_shares(hello, striped))
+    parts = expected_parts(_shares(hello))
     if welcome.parts != parts:
         raise HandshakeError(
             f"{part} says that parts {list(welcome.parts)} send, the decode rank computes {list(parts)}: "
-            "use the same release of kvbaton and the same setting of striped on both sides"
+            "run the same release of kvbaton on both sides"
         )
 
 
@@ -121,11 +122,11 @@ def refusal(hello: Hello, refused: Refused) -> HandshakeError:
     return _REFUSALS.get(refused.error, HandshakeError)(refused.reason)
 
 
-def _shares(hello: Hello, striped: bool) -> tuple[Share, ...]:
+def _shares(hello: Hello) -> tuple[Share, ...]:
     try:
         for layout in (hello.layout, *hello.sources):
             check_layout(layout, None)
-        return assign(hello.sources, hello.layout, destination_index=hello.destination_index, striped=striped)
+        return assign(hello.sources, hello.layout, destination_index=hello.destination_index, striped=hello.striped)
     except LayoutError as error:
         raise HandshakeError(
             f"a layout in the hello of decode rank {hello.destination_index} does not hold together: {error}"

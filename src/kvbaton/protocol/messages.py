@@ -38,7 +38,10 @@ AuxBytes = Annotated[bytes, Meta(max_length=MAX_AUX_BYTES)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True):
-    """Decode rank to prefill rank, first on a connection: who asks, and what it believes of the other side."""
+    """Decode rank to prefill rank, first on a connection: who asks, and what it believes of the other side.
+
+    ``striped``: sources that hold the same data share the work by token stripes. The decode rank decides.
+    """
 
     version: Annotated[int, Meta(ge=0, le=0xFFFF)]
     instance: Name
@@ -49,6 +52,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True
     sources: Annotated[tuple[RankLayout, ...], Meta(min_length=1, max_length=MAX_RANKS)]
     source_index: Rank
     transports: Annotated[dict[Name, Descriptor], Meta(max_length=16)]
+    striped: bool = False
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=True):

@@ -223,9 +223,13 @@ class DecodeSide:
             self._source_failed(source, PeerLost(f"{where} was lost during the handshake: {reason}"))
             return
         logger.warning("decode: prefill rank %s was lost: %s", link.part.registration.coords, reason)
-        self._lost[peer] = _Lost(peer, link)
         self._perform(self.core.peer_lost(peer, reason, self._context.now()))
-        self._fence(self._context.now())
+        if self.core.may_write(peer):
+            self._lost[peer] = _Lost(peer, link)
+            self._fence(self._context.now())
+        else:
+            # It has nothing of ours to write to: there is no need to shut it out.
+            self._perform(self.core.peer_fenced(peer, self._context.now()))
 
     def on_turn(self, now: float) -> float | None:
         """Let time pass."""
@@ -293,7 +297,12 @@ class DecodeSide:
         context = self._context
         source.grid = tuple(part.registration.layout for part in parts)
         descriptors = {name: transport.describe() for name, transport in context.transports.items()}
+        lost = {each.link.part.registration.instance for each in self._lost.values()}
         for index, part in enumerate(parts):
+            if part.registration.instance not in lost:
+                # It may have been cut off before, and live: it greets us anew, and what it had stays cut off.
+                for transport in context.transports.values():
+                    transport.readmit(part.registration.instance)
             peer = context.control.dial(part.registration.endpoint)
             hello = make_hello(
                 instance=context.instance,
@@ -304,6 +313,7 @@ class DecodeSide:
                 sources=source.grid,
                 source_index=index,
                 transports=descriptors,
+                striped=context.settings.striped,
             )
             source.links[peer] = Link(peer, index, part, hello)
             self._source_of_peer[peer] = source
@@ -312,6 +322,11 @@ class DecodeSide:
     def _on_answer(self, peer: str, message: Welcome | Refused) -> None:
         source = self._source_of_peer.get(peer)
         link = source.links[peer] if source is not None else None
+        if source is not None and link is not None and link.joined and isinstance(message, Refused):
+            # It gave this connection up: rooms in flight fail, and the next one begins with a new handshake.
+            self._context.control.hang_up(peer)
+            self.on_disconnected(peer, message.reason)
+            return
         if source is None or link is None or link.joined or source.failure is not None:
             self.core.unexpected["second answer to Hello"] += 1
             return
@@ -347,7 +362,7 @@ class DecodeSide:
 
     def _join(self, link: Link, welcome: Welcome) -> None:
         context = self._context
-        check_welcome(link.hello, welcome, striped=context.settings.striped)
+        check_welcome(link.hello, welcome)
         registered = link.part.registration
         if welcome.instance != registered.instance:
             raise PeerLost(

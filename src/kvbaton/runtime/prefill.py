@@ -21,6 +21,7 @@ from kvbaton.protocol import (
     Hello,
     Message,
     PrefillCore,
+    Refused,
     RoomChanged,
     RowsReleased,
     Send,
@@ -82,7 +83,7 @@ class PrefillSide:
         self._destinations: dict[str, _Destination] = {}
         self._gone: set[str] = set()
         self._handshaking: set[str] = set()
-        self._moved: dict[int, tuple[int, Counter[str]]] = {}
+        self._moved: dict[int, tuple[int, str, Counter[str]]] = {}
         self._handles = itertools.count(1)
         self._closing = ""
         """Why no room can begin any more; empty as long as rooms can."""
@@ -274,10 +275,20 @@ class PrefillSide:
         return self.core.next_deadline()
 
     def _written(self, completion: Completion, now: float) -> None:
-        number, moved = self._moved.pop(completion.ticket, (0, Counter()))
+        number, peer, moved = self._moved.pop(completion.ticket, (0, "", Counter()))
         if not completion.error:
             self._count(number, moved)
         self._perform(self.core.written(completion.ticket, completion.error, now, moved))
+        if completion.error:
+            self._give_up_if_dead(peer, completion.error)
+
+    def _give_up_if_dead(self, peer: str, error: str) -> None:
+        """Part from a decode rank whose control connection lives while its data connection does not."""
+        destination = self._destinations.get(peer)
+        if destination is None or destination.remote.alive:
+            return
+        self.on_disconnected(peer, error)
+        self._send(peer, Refused(self._context.instance, short_reason(f"the data connection ended: {error}")))
 
     def fail_all(self, reason: str) -> None:
         """Abort every room, and let none begin: the manager closes."""
@@ -301,7 +312,6 @@ class PrefillSide:
                 model=context.model,
                 layout=context.layout,
                 transports=tuple(context.transports),
-                striped=context.settings.striped,
             )
             destination = self._connect(hello, accepted)
             transport = destination.transport
@@ -387,7 +397,9 @@ class PrefillSide:
             self._moved.pop(action.ticket, None)
             if not isinstance(error, KVBatonError):
                 logger.error("prefill: room %d: an unforeseen error", action.room, exc_info=error)
-            return self.core.written(action.ticket, str(error), self._context.now())
+            actions = self.core.written(action.ticket, str(error), self._context.now())
+            self._context.control.post(lambda: self._give_up_if_dead(action.peer, str(error)))
+            return actions
         if isinstance(action, SendDone):
             # For the core this destination is served already: only this message can tell it otherwise.
             done = action.done
@@ -417,7 +429,7 @@ class PrefillSide:
         if destination is None or room is None:
             return self.core.written(action.ticket, "the decode rank is gone", self._context.now())
         transfers, moved = self._bind(destination, room.chunks[action.handle], action)
-        self._moved[action.ticket] = (action.room, moved)
+        self._moved[action.ticket] = (action.room, action.peer, moved)
         destination.transport.write(destination.remote, transfers, action.ticket)
         return []
 

@@ -26,6 +26,6 @@ class Settings:
     queued_frames: int = 100_000
     """Control frames that may wait for a peer that does not read; more, and the peer counts as lost."""
     striped: bool = False
-    """Whether source ranks that hold the same data share the work by token stripes."""
+    """Whether source ranks that hold the same data share the work by token stripes; the decode side decides."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """How long a room may stay in each state."""

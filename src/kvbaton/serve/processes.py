@@ -161,8 +161,8 @@ class PDCluster:
 
     Entering it returns when the router has found every server. ``url`` is the router's; ``logs`` the folder of the log
     files (a new temporary one if none is given). ``command`` makes the command lines of the servers: the default runs
-    ``python -m kvbaton.serve`` with ``model`` and the engines' options (JSON values): those of both roles, of prefill
-    and of decode. ``router_options`` are flags of ``python -m kvbaton.serve router``. Raises `ProcessFailed` if one
+    ``kvbaton serve`` with ``model`` and the engines' options (JSON values): those of both roles, of prefill
+    and of decode. ``router_options`` are flags of ``kvbaton serve router``. Raises `ProcessFailed` if one
     does not get ready.
     """
 
@@ -261,10 +261,10 @@ class PDCluster:
     def _router_command(self) -> list[str]:
         servers: list[str] = []
         for url, (_, bootstrap_port) in zip(self.prefill_urls, self._prefill_ports, strict=True):
-            servers += ["--prefill", url, str(bootstrap_port)]
+            servers += ["--prefill", f"{url},{bootstrap_port}"]
         for url in self.decode_urls:
             servers += ["--decode", url]
-        serve = [sys.executable, "-m", "kvbaton.serve", "router", "--host", self.host, "--port", str(self.port)]
+        serve = [sys.executable, "-m", "kvbaton", "serve", "router", "--host", self.host, "--port", str(self.port)]
         return [*serve, *servers, "--metrics-port", str(self._metrics_port), *self._router_options]
 
     def _wait(self, ready: Callable[[], bool], what: str, interrupted: Callable[[], bool]) -> None:
@@ -286,7 +286,7 @@ class PDCluster:
 def _default_command(model: str, name: str, options: Mapping[str, Mapping[str, Any]]) -> WorkerCommand:
     def command(role: str, port: int, bootstrap_port: int) -> Sequence[str]:
         bootstrap = ("--bootstrap-port", str(bootstrap_port)) if role == "prefill" else ()
-        serve = (sys.executable, "-m", "kvbaton.serve", role, "--model", model, "--port", str(port))
+        serve = (sys.executable, "-m", "kvbaton", "serve", role, "--model", model, "--port", str(port))
         given = msgspec.json.encode(options[role]).decode()
         return [*serve, *bootstrap, "--served-model-name", name, "--options", given]
 

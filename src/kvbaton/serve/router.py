@@ -4,7 +4,8 @@ What the flags are for, found with sglang-router 0.3.2:
 
 * ``--worker-startup-check-interval 1``: servers are looked for each second, instead of each 30.
 * ``--disable-circuit-breaker``: failures of some requests must not close the only pair of servers for a minute.
-* ``--retry-max-retries``: a failed hand-over (5xx) is tried again with a new room, if it had not begun to answer.
+* ``--retry-max-retries``: a failed hand-over (5xx) is tried again with a new room, if it had not begun to answer. The
+  number counts all tries.
 * ``--request-timeout-secs``: the router waits for both sides, also when one has failed already: a side that is frozen
   would hold its requests for half an hour.
 * ``--prometheus-port``: always taken; its default (29000) allows one router on a host.
@@ -30,7 +31,7 @@ def router_command(
     port: int,
     metrics_port: int,
     policy: str = "round_robin",
-    retries: int = 2,
+    retries: int = 3,
     startup_seconds: int = 600,
     request_seconds: int = 600,
     shutdown_seconds: int = 10,

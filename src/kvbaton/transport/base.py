@@ -12,7 +12,7 @@ Promises, all checked by `kvbaton.transport.conformance`:
 * **Bounds.** A write outside the regions that the peer registered is refused (by the writer or by the peer) with
   `TransportError`; it never lands and harms no other ticket.
 * **Fence.** After `fence(peer)` returned True, no write from or to that peer, past or future, can touch this process's
-  memory. False: it cannot be proven yet; call again.
+  memory, until `readmit` lets it make new connections. False: it cannot be proven yet; call again.
 * **Threads.** Every method may be called from any thread. `write` and `poll` do not block on the wire.
 """
 
@@ -51,6 +51,11 @@ class RemotePeer(abc.ABC):
 
     instance: str
     """The peer's instance id."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be written to; once False, only a new `Transport.connect` helps."""
+        return True
 
 
 class Transport(abc.ABC):
@@ -113,6 +118,14 @@ class Transport(abc.ABC):
 
         Refuses further writes from it (closes its connections, where there are any). True when that is proven.
         """
+
+    def readmit(self, instance: str) -> None:
+        """Let a fenced instance connect and write again; the connections that it had when it was fenced stay out.
+
+        Called before a new handshake with a process that was cut off but lives on. Nothing to do where a fence is the
+        proof of a process's end.
+        """
+        return
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -16,12 +16,18 @@ class Gate:
         self._changed = threading.Condition()
         self._inside: dict[str, int] = {}
         self._refused: OrderedDict[str, None] = OrderedDict()
+        self._refusals: OrderedDict[str, int] = OrderedDict()
         self._shut = False
 
-    def enter(self, instance: str) -> bool:
-        """Whether ``instance`` may touch the memory now; if so, `leave` must follow."""
+    def enter(self, instance: str, refusals: int | None = None) -> bool:
+        """Whether ``instance`` may touch the memory now; if so, `leave` must follow.
+
+        A connection that passes the number of `refusals` at its beginning stays out after `readmit` too.
+        """
         with self._changed:
             if self._shut or instance in self._refused:
+                return False
+            if refusals is not None and refusals != self._refusals.get(instance, 0):
                 return False
             self._inside[instance] = self._inside.get(instance, 0) + 1
             return True
@@ -39,8 +45,22 @@ class Gate:
         with self._changed:
             self._refused[instance] = None
             self._refused.move_to_end(instance)
+            self._refusals[instance] = self._refusals.get(instance, 0) + 1
+            self._refusals.move_to_end(instance)
             while len(self._refused) > REMEMBERED:
                 self._refused.popitem(last=False)
+            while len(self._refusals) > REMEMBERED:
+                self._refusals.popitem(last=False)
+
+    def readmit(self, instance: str) -> None:
+        """Let ``instance`` in again, but none of the connections that it had when it was refused."""
+        with self._changed:
+            self._refused.pop(instance, None)
+
+    def refusals(self, instance: str) -> int:
+        """How often ``instance`` was refused."""
+        with self._changed:
+            return self._refusals.get(instance, 0)
 
     def refuses(self, instance: str) -> bool:
         """Whether ``instance`` is kept out."""

@@ -67,11 +67,12 @@ class LoopbackPeer(MappedPeer):
         super().__init__(destination.instance, destination.table.bases, destination.table.nbytes)
         self._writer = writer
         self._gate = destination.gate
+        self._refusals = destination.gate.refusals(writer)
         self._regions = destination.table.regions  # keeps the memory alive
 
     def enter(self) -> str:
         """As `MappedPeer.enter`."""
-        if self._gate.enter(self._writer):
+        if self._gate.enter(self._writer, self._refusals):
             return ""
         return f"peer {self.instance} is closed, or takes no more writes from {self._writer}"
 
@@ -126,6 +127,10 @@ class LoopbackTransport(MappedTransport):
         """As `Transport.fence`."""
         self.gate.refuse(instance)
         return self.gate.wait_quiet(instance, FENCE_WAIT)
+
+    def readmit(self, instance: str) -> None:
+        """As `Transport.readmit`."""
+        self.gate.readmit(instance)
 
     def close(self) -> None:
         """As `Transport.close`."""

@@ -128,6 +128,10 @@ class TcpTransport(Transport):
         """As `Transport.fence`: ends the connections of that instance, and takes no further ones."""
         return self._receiver.fence(instance)
 
+    def readmit(self, instance: str) -> None:
+        """As `Transport.readmit`."""
+        self._receiver.gate.readmit(instance)
+
     def close(self) -> None:
         """As `Transport.close`."""
         with self._lock:

@@ -32,6 +32,8 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.instance = ""
+        self.refusals = 0
+        """How often its instance had been refused when it came."""
         self.thread: threading.Thread | None = None
 
     def cut_off(self) -> None:
@@ -154,6 +156,7 @@ class TcpReceiver:
         else:
             with self._lock:
                 # Named first, asked after: a fence that comes in between finds the connection, or is found.
+                connection.refusals = self.gate.refusals(greeting.instance)
                 connection.instance = greeting.instance
             if self.gate.refuses(greeting.instance):
                 status = wire.FENCED
@@ -200,7 +203,7 @@ class TcpReceiver:
             if not wire.receive_into(connection.sock, part):
                 return False
             if not discard:
-                if not self.gate.enter(connection.instance):
+                if not self.gate.enter(connection.instance, connection.refusals):
                     return False
                 try:
                     scatter(*tables, self.table.bases, part, begin=begin)

@@ -138,7 +138,7 @@ def _deepseek_v4() -> Any:
         index_n_heads=4,
         index_head_dim=16,
         index_topk=4,
-        sliding_window=SLIDING_WINDOW,
+        sliding_window=8,
         num_nextn_predict_layers=0,
         compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
         layer_types=[
@@ -235,6 +235,9 @@ def _scale(model: Any) -> None:
             gain = next((value for ending, value in _GAINS if module == ending), _DEFAULT_GAIN)
             fan_in = parameter.shape[-1]
             parameter.normal_(0.0, gain / math.sqrt(fan_in) if gain else 1.0)
+    if model.config.model_type.startswith("gemma"):
+        # Gemma multiplies embeddings by the root of the hidden size: they would drown most that attention adds.
+        model.get_input_embeddings().weight.div_(4.0)
 
 
 def save_model(name: str, folder: str | Path, seed: int = 0) -> Path:
