@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kvbaton.engines.base import EndEvent, GenerateRequest, Sampling
 from kvbaton.engines.hf import (
     DecodeEngine,
     Engine,
@@ -24,7 +25,6 @@ from kvbaton.engines.hf.caches import describe
 from kvbaton.engines.hf.forward import Runner
 from kvbaton.errors import RoomError
 from kvbaton.registry import MemoryRegistry
-from kvbaton.serve.engine import EndEvent, GenerateRequest, Sampling
 
 WAIT_SECONDS = 60.0
 GREEDY = Sampling(max_new_tokens=12, temperature=0.0, ignore_eos=True)

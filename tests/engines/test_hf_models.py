@@ -5,10 +5,10 @@ import torch
 from hf_pair import GREEDY, cached_model, prompt
 from transformers import AutoTokenizer
 
+from kvbaton.engines.base import Sampling
 from kvbaton.engines.hf import ARCHITECTURES, generate_single, load_model, make_model, make_tokenizer, save_model
 from kvbaton.engines.hf.models import INDEX_TOP_K, SLIDING_WINDOW, VOCAB_SIZE
 from kvbaton.errors import ConfigurationError
-from kvbaton.serve.engine import Sampling
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

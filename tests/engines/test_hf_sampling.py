@@ -6,10 +6,10 @@ import pytest
 import torch
 from hf_pair import GREEDY, cached_model, prompt
 
+from kvbaton.engines.base import Sampling
 from kvbaton.engines.hf import generate_single
 from kvbaton.engines.hf.forward import chunks
 from kvbaton.engines.hf.sampling import choose, draw_seed, stop_tokens
-from kvbaton.serve.engine import Sampling
 
 PROBABILITIES = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2])
 LOGITS = PROBABILITIES.log()

@@ -7,6 +7,7 @@ python rank_process.py ROLE REGISTRY TRANSPORT SCALE
 
 import os
 import sys
+import threading
 import time
 
 import numpy as np
@@ -115,6 +116,10 @@ class Driver:
 
     def kept(self):
         """What is kept: tables, and open descriptors of the process."""
+        done = threading.Event()
+        # Behind everything that was asked for before.
+        self.manager._control.post(done.set)
+        done.wait(10)
         side = self.manager.side
         sizes = {name: size for name, size in side.core.table_sizes().items() if size}
         return f"{sizes} {len(side._rooms)} {len(os.listdir('/proc/self/fd'))}"

@@ -199,8 +199,8 @@ def test_connections_that_end_at_once_are_no_peers_for_ever(planes, raw):
     last = raw(listener.endpoint)
     last.send(encode(Ping(1000)))
     wait(lambda: listener.recorder.has(Ping(1000)))
-    wait(lambda: len(listener._identity_of_descriptor) == 1)
-    assert len(listener.recorder.messages) - len(listener.recorder.gone) == 1
+    seen = listener.recorder
+    wait(lambda: len(listener._identity_of_descriptor) == 1 and len(seen.messages) - len(seen.gone) == 1)
 
 
 def test_an_oversize_frame_ends_its_connection_only(planes, raw, monkeypatch):

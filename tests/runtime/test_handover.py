@@ -1,6 +1,7 @@
 """Requests that go well: every byte that belongs to the receiver arrives, no other byte changes, nothing is kept."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -248,6 +249,50 @@ def test_a_room_number_is_free_when_its_room_was_closed(world):
         receiver.close()
     world.assert_empty()
     world.assert_no_faults()
+
+
+def test_many_engine_threads(any_world):
+    """Threads that open, use, abort and close rooms of one pair of managers at the same time."""
+    model = Model(("kv", "aux"))
+    (source,) = any_world.prefill(model.layout(rows=64))
+    (destination,) = any_world.decode(model.layout(rows=64))
+    for thread in range(6):
+        source.fill("kv", [thread * 5 + index for index in range(5)], (0, 19), seed=thread)
+        source.fill("aux", [thread], seed=thread)
+    wrong = []
+
+    def work(thread):
+        rows = [thread * 5 + index for index in range(5)]
+        for life in range(25):
+            # Two numbers in turn, so that each is used again soon.
+            sender = source.manager.sender(thread * 2 + life % 2)
+            receiver = destination.manager.receiver(thread * 2 + life % 2)
+            receiver.offer({"kv": rows}, 19, aux=thread)
+            sender.send({"kv": rows[:2]}, (0, 8))
+            if life % 5 == 4:
+                sender.abort()
+                wait_released(sender, receiver)
+            else:
+                sender.finish({"kv": rows[2:]}, (8, 19), aux=thread)
+                wait_released(sender, receiver)
+                if sender.poll() is not kb.Status.SUCCESS or receiver.poll() is not kb.Status.SUCCESS:
+                    wrong.append((sender.reason, receiver.reason))
+            sender.close()
+            receiver.close()
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert wrong == []
+    for thread in range(6):
+        destination.check("kv", [thread * 5 + index for index in range(5)], (0, 19), seed=thread)
+        destination.check("aux", [thread], seed=thread)
+    destination.check_rest()
+    any_world.assert_empty()
+    assert source.manager._control.faults == destination.manager._control.faults == 0
 
 
 def test_bytes_count_every_destination(world):

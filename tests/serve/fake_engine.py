@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvbaton.engines.base import EndEvent, EngineInfo, GenerateRequest, TokenEvent
 from kvbaton.errors import RegistryError, RoomError, RowsError
 from kvbaton.layout.nouns import RankLayout
 from kvbaton.registry import HttpRegistry, Registration
-from kvbaton.serve import EndEvent, EngineInfo, GenerateRequest, TokenEvent
 
 EOS = 1
 ROOM_IN_USE, NEVER_FITS, FAIL_AT_ONCE, FAIL_LATER, HANG, ABORTED, SLOW = 900, 901, 902, 903, 904, 905, 906

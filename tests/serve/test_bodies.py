@@ -8,8 +8,8 @@ from fake_engine import CharTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbaton.engines.base import EngineInfo, Sampling
 from kvbaton.serve.bodies import BadRequest, Parser
-from kvbaton.serve.engine import EngineInfo, Sampling
 
 ROOM = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 7}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from kvbaton.errors import ConfigurationError
-from kvbaton.serve import __main__ as command_line
 from kvbaton.serve import launch
 from kvbaton.serve.processes import PDCluster
 from kvbaton.serve.router import router_command
@@ -35,25 +34,6 @@ def test_a_router_needs_both_sides(prefills: list[tuple[str, int]], decodes: lis
         router_command(prefills, decodes, port=1, metrics_port=2)
 
 
-def test_the_command_line_reaches_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
-    for name in ("run_prefill", "run_decode", "run_router", "run_pd"):
-        monkeypatch.setattr(command_line, name, lambda *a, name=name, **k: calls.append((name, a, k)) or 0)
-    main = command_line.main
-    assert (
-        main(["prefill", "--model", "m", "--port", "1", "--bootstrap-port", "2", "--options", '{"page_size": 4}']) == 0
-    )
-    assert main(["decode", "--model", "m", "--port", "3", "--served-model-name", "x"]) == 0
-    assert main(["router", "--prefill", "http://a", "5", "--decode", "http://b", "--port", "4"]) == 0
-    assert main(["pd", "--model", "m", "--prefills", "2"]) == 0
-    assert [name for name, _, _ in calls] == ["run_prefill", "run_decode", "run_router", "run_pd"]
-    assert calls[0][1] == ("m", "127.0.0.1", 1, 2)
-    assert calls[0][2]["options"] == {"page_size": 4}
-    assert calls[1][2]["served_model_name"] == "x"
-    assert calls[2][1][:2] == ([("http://a", 5)], ["http://b"])
-    assert calls[3][2]["prefills"] == 2
-
-
 def test_the_command_line_of_each_server_has_the_options_of_its_role() -> None:
     cluster = PDCluster("m", options={"a": 1}, prefill_options={"b": 2}, decode_options={"a": 3}, served_model_name="n")
     prefill = list(cluster._command("prefill", 5, 6))
@@ -62,20 +42,6 @@ def test_the_command_line_of_each_server_has_the_options_of_its_role() -> None:
     assert "--bootstrap-port 6" in " ".join(prefill)
     assert decode[-1] == '{"a":3}'
     assert "--bootstrap-port" not in decode
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["router", "--prefill", "http://a", "none", "--decode", "http://b"], "bootstrap port 'none'"),
-        (["router", "--decode", "http://b"], "0 prefill"),
-    ],
-)
-def test_errors_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line.main(arguments) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("ConfigurationError: ")
-    assert message in told
 
 
 def test_a_model_that_is_not_there_is_a_configuration_error(tmp_path: object) -> None:

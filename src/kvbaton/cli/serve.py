@@ -138,16 +138,9 @@ def registry(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8998,
 ) -> None:
     """Run a registry by itself, for prefill engines that do not bring one."""
-    import signal
+    from kvbaton.serve.launch import run_registry
 
-    from kvbaton.registry.server import RegistryServer
-
-    ending = {signal.SIGINT, signal.SIGTERM}
-    # Blocked before any thread starts, so that the signal waits for sigwait.
-    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
-    with RegistryServer(host, port) as server:
-        print(f"registry at {server.url}; Ctrl-C stops it", flush=True)
-        signal.sigwait(ending)
+    run_registry(host, port)
 
 
 def _log_requests() -> None:

@@ -10,9 +10,9 @@ import transformers
 from kvbaton.demo.ask import Answer
 from kvbaton.demo.cases import Question
 from kvbaton.demo.tasks import check
+from kvbaton.engines.base import Sampling
 from kvbaton.engines.hf import generate_single, load_model
 from kvbaton.errors import ConfigurationError
-from kvbaton.serve.engine import Sampling
 from kvbaton.serve.tokenizer import load_tokenizer
 
 

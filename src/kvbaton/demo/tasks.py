@@ -88,7 +88,7 @@ def _recall(generator: random.Random, scale: float) -> Prompt:
 
 def _copy(generator: random.Random, scale: float) -> Prompt:
     """Make a span of random letters and digits, in which no two neighbours occur twice; the answer is the span."""
-    length = max(3, _scaled(generator, 40, 58, scale))
+    length = max(3, _scaled(generator, 50, 58, scale))
     span = generator.choice(_COPIED)
     neighbours: set[str] = set()
     while len(span) < length:

@@ -217,19 +217,19 @@ class DecodeSide:
         self._retire(source)
         if not source.ready:
             if link.joined:
-                # Nothing was offered to it yet, so there is nothing to fence.
-                self._perform(self.core.peer_lost(peer, reason, self._context.now()))
+                self._part_from(peer, link, reason)
             where = f"prefill rank {link.part.registration.coords} at {link.part.registration.endpoint}"
             self._source_failed(source, PeerLost(f"{where} was lost during the handshake: {reason}"))
             return
         logger.warning("decode: prefill rank %s was lost: %s", link.part.registration.coords, reason)
-        self._perform(self.core.peer_lost(peer, reason, self._context.now()))
-        if self.core.may_write(peer):
-            self._lost[peer] = _Lost(peer, link)
-            self._fence(self._context.now())
-        else:
-            # It has nothing of ours to write to: there is no need to shut it out.
-            self._perform(self.core.peer_fenced(peer, self._context.now()))
+        self._part_from(peer, link, reason)
+
+    def _part_from(self, peer: str, link: Link, reason: str) -> None:
+        now = self._context.now()
+        self._perform(self.core.peer_lost(peer, reason, now))
+        # Also where it has nothing of ours to write to: what transports keep of it goes with the fence.
+        self._lost[peer] = _Lost(peer, link)
+        self._fence(now)
 
     def on_turn(self, now: float) -> float | None:
         """Let time pass."""
@@ -371,6 +371,10 @@ class DecodeSide:
             )
         transport = context.transports[welcome.transport]
         transport.admit(welcome.descriptor)
+        for lost in list(self._lost.values()):
+            if lost.link.part.registration.instance == registered.instance and not self.core.may_write(lost.peer):
+                # It lives, and no room waits for the end of its earlier connection.
+                del self._lost[lost.peer]
         self._perform(self.core.peer_joined(link.peer, link.index, welcome.parts))
         link.transport = transport
         link.joined = True

@@ -278,17 +278,20 @@ class PrefillSide:
         number, peer, moved = self._moved.pop(completion.ticket, (0, "", Counter()))
         if not completion.error:
             self._count(number, moved)
-        self._perform(self.core.written(completion.ticket, completion.error, now, moved))
-        if completion.error:
+        else:
             self._give_up_if_dead(peer, completion.error)
+        self._perform(self.core.written(completion.ticket, completion.error, now, moved))
 
     def _give_up_if_dead(self, peer: str, error: str) -> None:
-        """Part from a decode rank whose control connection lives while its data connection does not."""
+        """Part from a decode rank whose control connection lives while its data connection does not.
+
+        Before anything else is said of its rooms: it shall begin its next one with a new handshake.
+        """
         destination = self._destinations.get(peer)
         if destination is None or destination.remote.alive:
             return
-        self.on_disconnected(peer, error)
         self._send(peer, Refused(self._context.instance, short_reason(f"the data connection ended: {error}")))
+        self.on_disconnected(peer, error)
 
     def fail_all(self, reason: str) -> None:
         """Abort every room, and let none begin: the manager closes."""
@@ -397,9 +400,8 @@ class PrefillSide:
             self._moved.pop(action.ticket, None)
             if not isinstance(error, KVBatonError):
                 logger.error("prefill: room %d: an unforeseen error", action.room, exc_info=error)
-            actions = self.core.written(action.ticket, str(error), self._context.now())
-            self._context.control.post(lambda: self._give_up_if_dead(action.peer, str(error)))
-            return actions
+            self._give_up_if_dead(action.peer, str(error))
+            return self.core.written(action.ticket, str(error), self._context.now())
         if isinstance(action, SendDone):
             # For the core this destination is served already: only this message can tell it otherwise.
             done = action.done

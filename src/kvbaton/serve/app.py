@@ -10,10 +10,10 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
+from kvbaton.engines.base import Engine, Tokenizer
 from kvbaton.errors import KVBatonError
 from kvbaton.registry.server import BodyTooLarge, read_body
 from kvbaton.serve.bodies import BadRequest, Job, Parser
-from kvbaton.serve.engine import Engine, Tokenizer
 from kvbaton.serve.generation import Progress, RequestFailed, Service
 from kvbaton.serve.refusals import Refusals
 from kvbaton.serve.replies import DONE, ChatShape, CompletionShape, GenerateShape, Shape, encode, error_body, event

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from kvbaton.engines.base import MAX_ROOM, EngineInfo, GenerateRequest, Sampling, Tokenizer
 from kvbaton.errors import KVBatonError
-from kvbaton.serve.engine import MAX_ROOM, EngineInfo, GenerateRequest, Sampling, Tokenizer
 
 MAX_BATCH = 256
 MAX_STOPS = 64

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvbaton.engines.base import EndEvent, Engine, Event, GenerateRequest, Handle, Tokenizer
 from kvbaton.errors import KVBatonError, RoomError
 from kvbaton.serve.bodies import Job
-from kvbaton.serve.engine import EndEvent, Engine, Event, GenerateRequest, Handle, Tokenizer
 from kvbaton.serve.refusals import Refusal, Refusals, look_up, report
 from kvbaton.serve.text import Detokenizer, StopStrings
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kvbaton.engines.base import Engine, Role, Tokenizer
 from kvbaton.errors import ConfigurationError
 from kvbaton.registry.server import RegistryServer
 from kvbaton.serve.app import make_app
-from kvbaton.serve.engine import Engine, Role, Tokenizer
 from kvbaton.serve.processes import PDCluster, ProcessFailed, free_ports
 from kvbaton.serve.refusals import Refusals, add_routes
 from kvbaton.serve.router import router_command, router_environment
@@ -93,6 +93,13 @@ def run_router(
         except subprocess.TimeoutExpired:
             router.kill()
         return 0
+
+
+def run_registry(host: str = "127.0.0.1", port: int = 8998, tell: Callable[[str], None] = print) -> None:
+    """Run a registry by itself until SIGTERM or SIGINT. Raises `ConfigurationError` if the address cannot be used."""
+    with _stop_signal() as stop, RegistryServer(host, port) as server:
+        tell(f"registry at {server.url}; Ctrl-C stops it")
+        stop.wait()
 
 
 def run_pd(

@@ -16,7 +16,7 @@ _TEMPLATE_OPTIONS_OF_OURS = frozenset(
 
 
 class TransformersTokenizer:
-    """A `kvbaton.serve.engine.Tokenizer` from the files of a model; may be used from several threads."""
+    """A `kvbaton.engines.base.Tokenizer` from the files of a model; may be used from several threads."""
 
     def __init__(self, model_path: str) -> None:
         try:

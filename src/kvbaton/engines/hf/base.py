@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from kvbaton.engines.base import EngineInfo, GenerateRequest, Role
 from kvbaton.engines.hf.forward import Runner
 from kvbaton.engines.hf.pools import Pools
 from kvbaton.engines.hf.requests import Job, Manager, RequestHandle
 from kvbaton.engines.hf.sampling import draw_seed, stop_tokens
 from kvbaton.errors import ConfigurationError, KVBatonError, RowsError
 from kvbaton.protocol import Status
-from kvbaton.serve.engine import EngineInfo, GenerateRequest, Role
 
 logger = logging.getLogger(__name__)
 

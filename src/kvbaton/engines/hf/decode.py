@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from kvbaton.engines.base import GenerateRequest, Role
 from kvbaton.engines.hf.base import Engine
 from kvbaton.engines.hf.batching import stack, unstack
 from kvbaton.engines.hf.pools import Pools
@@ -14,7 +15,6 @@ from kvbaton.engines.hf.requests import Job, Manager
 from kvbaton.engines.hf.sampling import choose
 from kvbaton.errors import ConfigurationError, KVBatonError
 from kvbaton.protocol import Status
-from kvbaton.serve.engine import GenerateRequest, Role
 
 Corrupt = Literal["none", "page", "state"]
 """What to overwrite after the transfer: nothing, one page, or the state slot; in every layer."""
@@ -38,8 +38,8 @@ class DecodeEngine(Engine):
 
     The pages of a request are held until it ends. They hold its prompt; what is generated lives in the cache object.
 
-    ``corrupt`` deliberately overwrites page ``corrupt_page`` of each request, or its state slot, with random values
-    after the transfer: whoever compares answers must see it.
+    ``corrupt`` deliberately overwrites page ``corrupt_page`` of each request (modulo their number: -1 is the last), or
+    its state slot, with random values after the transfer: whoever compares answers must see it.
     """
 
     role: Role = "decode"

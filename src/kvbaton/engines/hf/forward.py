@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import DynamicCache
 
+from kvbaton.engines.base import Finish, Sampling
 from kvbaton.engines.hf.sampling import choose, draw_seed, stop_tokens
 from kvbaton.errors import ConfigurationError
-from kvbaton.serve.engine import Finish, Sampling
 
 
 class Runner:

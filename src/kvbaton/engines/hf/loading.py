@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 
+from kvbaton.engines.base import Role
 from kvbaton.engines.hf.base import Engine
 from kvbaton.engines.hf.decode import DecodeEngine
 from kvbaton.engines.hf.pools import Pools
@@ -15,7 +16,12 @@ from kvbaton.engines.hf.prefill import PrefillEngine
 from kvbaton.errors import ConfigurationError
 from kvbaton.registry import RegistryClient
 from kvbaton.runtime import Manager
-from kvbaton.serve.engine import Role
+
+OPTIONS: dict[Role, tuple[str, ...]] = {
+    "prefill": ("chunk_tokens",),
+    "decode": ("max_batch", "corrupt", "corrupt_page"),
+}
+"""What `open_engine` passes on to the engine of each role."""
 
 
 def load_model(path: str | Path) -> Any:
@@ -60,9 +66,10 @@ def open_engine(
     loaded = load_model(path) if path else model
     name = served_model_name or path or type(loaded).__name__
     engine_class = PrefillEngine if role == "prefill" else DecodeEngine
-    unknown = options.keys() - engine_class.__init__.__annotations__.keys()
-    if unknown:
-        raise ConfigurationError(f"a {role} engine has no option {', '.join(sorted(unknown))}")
+    known = OPTIONS[role]
+    if options.keys() - set(known):
+        unknown = ", ".join(sorted(options.keys() - set(known)))
+        raise ConfigurationError(f"a {role} engine has no option {unknown}; it has {', '.join(known)}")
     pools = Pools(loaded, page_size=page_size, pool_tokens=pool_tokens, slots=max_running_requests)
     try:
         manager = Manager(

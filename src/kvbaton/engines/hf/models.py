@@ -138,7 +138,7 @@ def _deepseek_v4() -> Any:
         index_n_heads=4,
         index_head_dim=16,
         index_topk=4,
-        sliding_window=8,
+        sliding_window=SLIDING_WINDOW // 3,
         num_nextn_predict_layers=0,
         compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
         layer_types=[

@@ -31,7 +31,6 @@ class Aux(NamedTuple):
 
     first_token: int
     prompt_tokens: int
-    logprob: float
     finished_at: float
     """When the prefill engine handed over the last rows (unix time)."""
 
@@ -138,7 +137,6 @@ class Pools:
         fields = {
             "first_token": ("int64", 1),
             "prompt_tokens": ("int64", 1),
-            "logprob": ("float64", 1),
             "finished_at": ("float64", 1),
         }
         components.append(aux_fields(fields, AUX, rows=self.slots, offset=offset))
@@ -277,7 +275,7 @@ class Pools:
         return Aux(**values)
 
     def scramble_page(self, allocation: Allocation, index: int) -> None:
-        """Overwrite page ``index`` (counted from the front, modulo their number) in every layer with random values."""
+        """Overwrite a page in every layer with random values: page ``index`` modulo their number, so -1 is the last."""
         for place in self.description.places:
             if place.kind != "slot":
                 pages = allocation.pages[place.component]

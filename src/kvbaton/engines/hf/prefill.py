@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from kvbaton.engines.base import GenerateRequest, Role
 from kvbaton.engines.hf.base import Engine
 from kvbaton.engines.hf.pools import Aux, Pools
 from kvbaton.engines.hf.requests import Job, Manager
 from kvbaton.engines.hf.sampling import choose
 from kvbaton.errors import ConfigurationError, KVBatonError
 from kvbaton.protocol import Status
-from kvbaton.serve.engine import GenerateRequest, Role
 
 
 class PrefillEngine(Engine):
@@ -99,7 +99,7 @@ class PrefillEngine(Engine):
         token = choose(logits, job.request.sampling, job.seed, 0)
         self.pools.write_state(job.cache, rows)
         job.finished_at = time.time()
-        self.pools.write_aux(rows, Aux(token, total, float(logits.log_softmax(0)[token]), job.finished_at))
+        self.pools.write_aux(rows, Aux(token, total, job.finished_at))
         for name, window in self.pools.windows().items():
             held = (max(0, total - window), total)
             job.room.send({name: rows.pages[name]}, tokens=held)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kvbaton.engines.base import EndEvent, Event, Finish, GenerateRequest, TokenEvent
 from kvbaton.engines.hf.pools import Allocation, Rows
 from kvbaton.protocol import Status
-from kvbaton.serve.engine import EndEvent, Event, Finish, GenerateRequest, TokenEvent
 
 
 class Room(Protocol):

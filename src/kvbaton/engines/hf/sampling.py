@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kvbaton.serve.engine import Sampling
+from kvbaton.engines.base import Sampling
 
 _MASK = (1 << 63) - 1
 

@@ -86,6 +86,22 @@ class LifeChecks(Suite):
             require(pair.destination.fence(instance) is True, "a fence did not last")
             pair.require_content(pair.canaries(), "after the fence")
 
+    def check_readmission(self) -> None:
+        """A fenced writer that is readmitted writes by a new connection; the one that it had stays out."""
+        with self.pair([4096], [4096]) as pair:
+            if not pair.destination.fence(pair.names[0]):
+                pair.destination.readmit(pair.names[0])
+                pair.write([rows(64, [0], [0])], 1)
+                pair.succeed([1])
+                return
+            pair.destination.readmit(pair.names[0])
+            require(refused(pair, [rows(64, [1], [1])], 1), "a connection from before the fence wrote after it")
+            pair.require_content(pair.canaries(), "after the fence")
+            pair.peer = pair.writer.connect(pair.destination.describe())
+            pair.destination.admit(pair.writer.describe())
+            pair.write([rows(64, [2], [2])], 2)
+            pair.succeed([2])
+
     def check_garbage_descriptor(self) -> None:
         """Bytes that are no descriptor, or half of one, raise `TransportError`."""
         with self.pair([64], [64]) as pair:

@@ -1,4 +1,4 @@
-"""What the HTTP servers need of an engine: requests go in, tokens come out of a handle.
+"""What a server needs of an engine: requests go in, tokens come out of a handle.
 
 The servers own everything textual (templates, stop strings, the shapes of replies); an engine sees token ids only.
 """

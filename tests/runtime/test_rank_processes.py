@@ -171,12 +171,17 @@ def test_decode_is_stopped(start):
     hand_over(prefill, decode, 1)
     decode.ask("receive", 2, 20)
     decode.ask("transferring", 2)
+    prefill.ask("send_chunk", 2, 10)
+    assert prefill.ask("transferring", 2) == "TRANSFERRING"
     decode.signal(signal.SIGSTOP)
+    outcome = prefill.ask("over", 2, seconds=6)
+    assert outcome.startswith("FAILED decode rank 0 was lost"), outcome
     hand_over(prefill, other, 3)
     decode.signal(signal.SIGCONT)
     outcome = decode.ask("over", 2)
     assert outcome.startswith("FAILED"), outcome
     assert decode.ask("released", 2) == "released"
+    decode.ask("wipe")
     hand_over(prefill, decode, 4)
 
 

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kvbaton import __version__
+from kvbaton.cli.main import main
+from kvbaton.serve import launch
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    monkeypatch.setattr(sys, "argv", ["kvbaton", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_serve_reaches_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
+    for name in ("run_prefill", "run_decode", "run_router", "run_pd"):
+        monkeypatch.setattr(launch, name, lambda *a, name=name, **k: calls.append((name, a, k)) or 0)
+    prefill = ["prefill", "--model", "m", "--port", "1", "--bootstrap-port", "2", "--options", '{"page_size": 4}']
+    assert _run(monkeypatch, "serve", *prefill) == 0
+    assert _run(monkeypatch, "serve", "decode", "--model", "m", "--port", "3", "--served-model-name", "x") == 0
+    assert _run(monkeypatch, "serve", "router", "--prefill", "http://a,5", "--decode", "http://b", "--port", "4") == 0
+    assert _run(monkeypatch, "serve", "pd", "--model", "m", "--prefills", "2", "--transport", "tcp") == 0
+    assert [name for name, _, _ in calls] == ["run_prefill", "run_decode", "run_router", "run_pd"]
+    assert calls[0][1] == ("m", "127.0.0.1", 1, 2)
+    assert calls[0][2]["options"] == {"page_size": 4, "manager_options": {"transports": ["shm", "tcp"]}}
+    assert calls[1][2]["served_model_name"] == "x"
+    assert calls[2][1][:2] == ([("http://a", 5)], ["http://b"])
+    assert calls[3][2]["prefills"] == 2
+    assert calls[3][2]["options"] == {"manager_options": {"transports": ["tcp"]}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "router", "--prefill", "http://a,none", "--decode", "http://b"], "URL,BOOTSTRAP_PORT"),
+        (["serve", "router", "--prefill", "http://a", "--decode", "http://b"], "URL,BOOTSTRAP_PORT"),
+        (["serve", "decode", "--model", "m", "--options", "{"], "--options is no JSON"),
+        (["serve", "decode", "--model", "m", "--options", "[1]"], "must be a JSON object, not list"),
+        (["serve", "decode", "--model", "/no/such/model"], "/no/such/model"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(monkeypatch, *arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("ConfigurationError: ")
+    assert message in told
+    assert "Traceback" not in told
+
+
+def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_registry_by_itself_ends_cleanly(ending: signal.Signals) -> None:
+    command = [sys.executable, "-m", "kvbaton", "serve", "registry", "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("registry at http://127.0.0.1:")
+        process.send_signal(ending)
+        assert process.wait(20) == 0
