@@ -84,7 +84,9 @@ class Pair:
         self.prefill: PrefillEngine = open_engine(
             model, role="prefill", chunk_tokens=chunk_tokens, **{**common, **(prefill or {})}
         )
-        self.decode: DecodeEngine = open_engine(model, role="decode", **{**common, **(decode or {})}, **decode_options)
+        # One request in a step: the answers are then bit for bit those of a single process, whatever the model.
+        decoding = {**common, "max_batch": 1, **(decode or {}), **decode_options}
+        self.decode: DecodeEngine = open_engine(model, role="decode", **decoding)
 
     def __enter__(self) -> Pair:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 
 from kvbaton.demo.ask import Answer
@@ -23,10 +24,15 @@ def quiet_transformers() -> None:
     logging.disable_progress_bar()
 
 
+THREADS = 1
+"""Threads of torch in each process: the demo's processes share few cores, and all sides must sum in the same order."""
+
+
 class SingleProcess:
     """A model in this process: no pages, no transfer, only Transformers."""
 
     def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(THREADS)
         self._model = load_model(folder)
         tokenizer = load_tokenizer(str(folder))
         if tokenizer is None:

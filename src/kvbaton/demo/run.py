@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvbaton.demo.ask import ask, ask_all
 from kvbaton.demo.cases import CACHE_OF, ONE_OF_EACH_KIND, Case, architecture_cases, trained_case
-from kvbaton.demo.compare import SingleProcess, is_right, quiet_transformers
+from kvbaton.demo.compare import THREADS, SingleProcess, is_right, quiet_transformers
 from kvbaton.demo.report import CaseResult, Report, write_json
 from kvbaton.errors import KVBatonError
 from kvbaton.serve.processes import PDCluster
@@ -83,6 +83,6 @@ def _corrupted_accuracy(case: Case, transport: str, report: Report) -> dict[str,
 def _cluster(case: Case, transport: str, decode_options: Mapping[str, object]) -> PDCluster:
     return PDCluster(
         str(case.folder),
-        options={"manager_options": {"transports": transport.split(",")}},
+        options={"threads": THREADS, "manager_options": {"transports": transport.split(",")}},
         decode_options=decode_options,
     )

@@ -159,6 +159,7 @@ def _server_info(service: Service) -> dict[str, Any]:
         "tp_size": 1,
         "dp_size": 1,
         "running_requests": service.running,
+        "requests_served": service.served,
     }
     # The router loads a tokenizer from this path, and would ask a model hub for one that is no folder here.
     if os.path.isdir(info.model_path):

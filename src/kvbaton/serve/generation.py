@@ -64,6 +64,8 @@ class Service:
         self.engine = engine
         self.tokenizer = tokenizer
         self.draining = False
+        self.served = 0
+        """Requests that were taken since the start."""
         self._max_requests = max_requests
         self._request_seconds = request_seconds
         self._refusals = refusals
@@ -146,6 +148,7 @@ class Service:
             raise RequestFailed(str(error), 400, room_in_use) from error
         pump = _Pump(handle, index, events)
         self._running[id(pump)] = pump
+        self.served += 1
         pumps.append(pump)
         if self._refusals is not None:
             self._refusals.watch(request.room, pump.refused)

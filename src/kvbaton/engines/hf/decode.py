@@ -50,7 +50,7 @@ class DecodeEngine(Engine):
         pools: Pools,
         manager: Manager,
         *,
-        max_batch: int = 1,
+        max_batch: int = 8,
         corrupt: Corrupt = "none",
         corrupt_page: int = 0,
         model_path: str = "",
