@@ -17,7 +17,7 @@ TENSOR = Tensor("key", 3, 0, 1 << 40, 8, 512, "bfloat16", (Axis("head", 4, 64, (
 
 
 def rank(instance: str, tp: int = 0, size: int = 1) -> Registration:
-    layout = RankLayout((Component("kv", "paged", (TENSOR,), 16),), Coords(tp=(tp, size)))
+    layout = RankLayout((Component("state", "slot", (TENSOR,)),), Coords(tp=(tp, size)))
     return Registration(instance, f"tcp://127.0.0.1:{7000 + tp}", layout, "m")
 
 

@@ -67,9 +67,9 @@ def test_a_body_that_is_no_registration_is_a_400(table: RegistryTable, name: str
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (GOOD.replace(b"[0,1]", b"[-1,1]", 1), "tp rank -1"),
-        (GOOD.replace(b"[0,1]", b"[0,-4]", 1), "tp size is -4"),
-        (GOOD.replace(b"[0,1]", b"[0,9223372036854775808]", 1), "tp size is 9223372036854775808"),
+        (GOOD.replace(b"[0,1]", b"[-1,1]", 1), "coords tp: rank is -1"),
+        (GOOD.replace(b"[0,1]", b"[0,-4]", 1), "coords tp: size is -4"),
+        (GOOD.replace(b"[0,1]", b"[0,9223372036854775808]", 1), "coords tp: size is 9223372036854775808"),
         (GOOD.replace(b"i0", b"a/../b"), "instance"),
         (GOOD.replace(b"i0", "\N{SNOWMAN}".encode()), "instance"),
     ],

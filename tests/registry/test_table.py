@@ -24,7 +24,7 @@ def rank(
     endpoint: str = "tcp://127.0.0.1:7000",
     owned: Ownership = Ownership(),  # noqa: B008 - frozen
 ) -> Registration:
-    layout = RankLayout((Component("kv", "paged", (tensor,), 16),), coords, owned)
+    layout = RankLayout((Component("state", "slot", (tensor,)),), coords, owned)
     return Registration(instance, endpoint, layout, model, deployment)
 
 
@@ -153,10 +153,10 @@ def test_the_only_rank_may_be_replaced_by_one_of_another_size() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (rank(coords=Coords(tp=(2, 2))), "tp rank 2 does not fit tp size 2"),
-        (rank(coords=Coords(cp=(-1, 2))), "cp rank -1"),
-        (rank(coords=Coords(dp=(0, 0))), "dp size is 0"),
-        (rank(coords=Coords(pp=(0, 1 << 40))), "pp size is"),
+        (rank(coords=Coords(tp=(2, 2))), "coords tp: rank is 2"),
+        (rank(coords=Coords(cp=(-1, 2))), "coords cp: rank is -1"),
+        (rank(coords=Coords(dp=(0, 0))), "coords dp: size is 0"),
+        (rank(coords=Coords(pp=(0, 1 << 40))), "coords pp: size is"),
         (rank(""), "instance ''"),
         (rank("a/b"), "instance 'a/b'"),
         (rank("x" * 200), "instance"),
@@ -169,10 +169,13 @@ def test_the_only_rank_may_be_replaced_by_one_of_another_size() -> None:
         (rank(tensor=Tensor("key", 0, 0, 0, 8, 1 << 70, "bfloat16", (AXIS,))), "row_stride is"),
         (rank(tensor=Tensor("key", 0, 0, 0, 8, 512, "complex", (AXIS,))), "dtype 'complex'"),
         (rank(tensor=Tensor("", 0, 0, 0, 8, 512, "int8", (AXIS,))), "role"),
-        (rank(tensor=Tensor("key", 0, 0, 0, 8, 512, "int8", (Axis("head", 4, 64, ((3, 2),)),))), r"span \(3, 2\)"),
+        (
+            rank(tensor=Tensor("key", 0, 0, 0, 8, 512, "int8", (Axis("head", 4, 64, ((3, 2),)),))),
+            r"axis head: span 3\.\.5",
+        ),
         (rank(tensor=Tensor("key", 0, 0, 0, 8, 512, "int8", (Axis("head", 4, -64, ()),))), "stride is -64"),
         (rank(owned=Ownership(1, 0, 0)), "modulus is 0"),
-        (rank(owned=Ownership(1, 2, 2)), "remainder 2"),
+        (rank(owned=Ownership(1, 2, 2)), "remainder is 2"),
     ],
 )
 def test_what_no_rank_can_mean_is_refused(bad: Registration, message: str) -> None:
@@ -185,7 +188,7 @@ def test_what_no_rank_can_mean_is_refused(bad: Registration, message: str) -> No
 
 def test_component_named_twice_is_refused() -> None:
     layout = RankLayout((Component("kv", "slot", ()), Component("kv", "slot", ())))
-    with pytest.raises(RegistryRefused, match="'kv' is listed 2 times"):
+    with pytest.raises(RegistryRefused, match="component kv: is listed twice"):
         RegistryTable().register(Registration("a", "tcp://a:1", layout, "m"), 0.0)
 
 
