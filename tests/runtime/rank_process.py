@@ -122,7 +122,7 @@ class Driver:
         done.wait(10)
         side = self.manager.side
         sizes = {name: size for name, size in side.core.table_sizes().items() if size}
-        return f"{sizes} {len(side._rooms)} {len(os.listdir('/proc/self/fd'))}"
+        return f"{sizes} {len(side.rooms)} {len(os.listdir('/proc/self/fd'))}"
 
 
 def main():

@@ -216,12 +216,13 @@ def kept(manager):
     """What a manager keeps for rooms and tickets, by table, without what is empty."""
     side = manager.side
     sizes = {name: size for name, size in side.core.table_sizes().items() if name != "peers"}
-    sizes["side_rooms"] = len(side._rooms)
+    sizes["side_rooms"] = len(side.rooms)
     if manager.role == "prefill":
-        sizes |= {"moved": len(side._moved), "gone": len(side._gone), "handshaking": len(side._handshaking)}
+        sizes |= {"writes": len(side._writes), "handshakes": len(side._destinations._handshakes)}
     else:
-        sizes |= {"lost": len(side._lost), "retired": len(side._retired)}
-        sizes["rooms_of_sources"] = sum(len(source.rooms) for source in side._sources.values())
+        sources = side._sources
+        sizes |= {"lost": len(sources._lost), "retired": len(sources._retired)}
+        sizes["rooms_of_sources"] = sum(len(source.rooms) for source in sources._current.values())
     return {name: size for name, size in sizes.items() if size}
 
 

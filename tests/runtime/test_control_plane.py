@@ -162,9 +162,9 @@ def test_the_end_of_a_connection_is_seen(planes):
         dialler.call(lambda peer=peer: dialler.hang_up(peer))
         wait(lambda life=life: len(listener.recorder.gone) == life + 1, "the end to be seen", seconds=1)
     assert len({peer for peer, _ in listener.recorder.gone}) == 5
-    assert not listener._identity_of_descriptor
-    assert not listener._descriptor_of_identity
-    assert not listener._leaving
+    assert not listener._listener._identity_of_descriptor
+    assert not listener._listener._descriptor_of_identity
+    assert not listener._listener._leaving
 
     peer = dialler.call(lambda: dialler.dial(listener.endpoint))
     dialler.call(lambda: dialler.send(peer, encode(Ping(7))))
@@ -187,7 +187,7 @@ def test_a_descriptor_that_is_used_again(planes, raw):
     peers = [peer for peer, _ in listener.recorder.gone]
     assert len(set(peers)) == 30
     assert [listener.recorder.messages[peer] for peer in peers] == [[Ping(number)] for number in range(30)]
-    assert not listener._identity_of_descriptor
+    assert not listener._listener._identity_of_descriptor
 
 
 def test_connections_that_end_at_once_are_no_peers_for_ever(planes, raw):
@@ -200,11 +200,11 @@ def test_connections_that_end_at_once_are_no_peers_for_ever(planes, raw):
     last.send(encode(Ping(1000)))
     wait(lambda: listener.recorder.has(Ping(1000)))
     seen = listener.recorder
-    wait(lambda: len(listener._identity_of_descriptor) == 1 and len(seen.messages) - len(seen.gone) == 1)
+    wait(lambda: len(listener._listener._identity_of_descriptor) == 1 and len(seen.messages) - len(seen.gone) == 1)
 
 
 def test_an_oversize_frame_ends_its_connection_only(planes, raw, monkeypatch):
-    monkeypatch.setattr("kvbaton.runtime.control.MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr("kvbaton.runtime.sockets.MAX_FRAME_BYTES", 1000)
     listener = Plane("127.0.0.1")
     try:
         good, bad = raw(listener.endpoint), raw(listener.endpoint)
@@ -274,7 +274,7 @@ def test_close_runs_what_was_posted_before_and_ignores_the_rest():
 
 def test_wake_after_close_does_not_touch_a_descriptor_that_was_used_again():
     plane = Plane()
-    descriptor = plane._wake_fd
+    descriptor = plane._wake.descriptor
     plane.close()
     reader, writer = os.pipe()
     try:

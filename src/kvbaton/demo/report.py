@@ -14,12 +14,12 @@ from kvbaton.demo.ask import Answer
 from kvbaton.demo.cases import Case, Question
 
 COLUMNS = (
-    ("prompt", 26),
-    ("answer through prefill and decode", 34),
+    ("prompt", 24),
+    ("answer through prefill and decode", 33),
     ("same", 4),
     ("right", 5),
-    ("moved", 34),
-    ("ms", 7),
+    ("moved", 40),
+    ("ms", 6),
 )
 """The columns of the table and their widths."""
 
@@ -74,14 +74,14 @@ class Report:
 
     def row(self, question: Question, answer: Answer, same: bool, right: bool | None) -> None:
         """Print one question and its answer. ``right`` is None where no right answer is known."""
-        moved = ", ".join(f"{name} {_size(nbytes)}" for name, nbytes in sorted(answer.bytes.items()))
+        moved = " ".join(f"{name} {_size(nbytes)}" for name, nbytes in sorted(answer.bytes.items()))
         cells = [
-            _short(question.text, 26),
-            _short(answer.text if question.prompt else f"tokens {' '.join(map(str, answer.token_ids))}", 34),
+            _short(question.text, 24),
+            _short(answer.text if question.prompt else f"tokens {' '.join(map(str, answer.token_ids))}", 33),
             self._verdict(same),
             "-" if right is None else self._verdict(right),
-            _short(moved, 34),
-            f"{answer.transfer_ms:7.2f}",
+            _short(moved, 40),
+            f"{answer.transfer_ms:6.2f}",
         ]
         self._row(cells)
 
@@ -140,8 +140,8 @@ def _short(text: str, width: int) -> str:
 
 def _size(nbytes: int) -> str:
     if nbytes < 1024:
-        return f"{nbytes} B"
-    return f"{nbytes / 1024:.0f} KiB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.1f} MiB"
+        return f"{nbytes}B"
+    return f"{nbytes / 1024:.0f}K" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.1f}M"
 
 
 def _visible(cell: str) -> int:

@@ -11,9 +11,10 @@ from typing import TypeVar
 import numpy as np
 
 from kvbaton.errors import RoomError
-from kvbaton.layout import Component, RankLayout
+from kvbaton.layout import RankLayout
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
+from kvbaton.protocol import Message, encode
 from kvbaton.runtime.control import ControlPlane
 from kvbaton.runtime.settings import Settings
 from kvbaton.transport.base import Transport
@@ -35,14 +36,13 @@ class Context:
     settings: Settings
     executor: ThreadPoolExecutor
 
-    @property
-    def aux_components(self) -> tuple[Component, ...]:
-        """The components that travel inside Done."""
-        return tuple(component for component in self.layout.components if component.kind == "aux")
-
     def bases(self) -> Int64s:
         """The address of each region."""
         return np.array([region.address for region in self.regions], np.int64)
+
+    def send(self, peer: str, message: Message) -> None:
+        """Send a message to a peer. Called on the control thread."""
+        self.control.send(peer, encode(message))
 
     def in_background(
         self, work: Callable[[], Result], then: Callable[[Result], None], failed: Callable[[Exception], None]

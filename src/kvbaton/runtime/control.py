@@ -1,16 +1,15 @@
-"""The control plane of one rank: one thread, a ZeroMQ ROUTER for peers that dial us, a DEALER for each that we dial.
+"""The control plane of one rank: one thread that carries frames between ranks, and runs what is posted to it.
 
 Sockets are touched by the control thread only; any other thread hands it work with `ControlPlane.post`. A peer is known
-by a text key: ``"out:<endpoint>#<n>"`` for those we dialled and ``"in:<identity>"`` for those that dialled us. Death of
-a peer is seen by its connection (ZeroMQ's socket monitor and its heartbeats), not by a missing answer.
+by a text key: ``"out:<endpoint>#<n>"`` for those we dialled (`Dialled`) and ``"in:<identity>"`` for those that dialled
+us (`Listener`). Death of a peer is seen by its connection (ZeroMQ's socket monitor and its heartbeats), not by a
+missing answer.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -18,17 +17,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
-from kvbaton.address import Endpoint
-from kvbaton.errors import AddressError, ConfigurationError
-from kvbaton.protocol import MAX_FRAME_BYTES
+from kvbaton.runtime.dialled import Dialled
+from kvbaton.runtime.listener import Listener
 from kvbaton.runtime.settings import Settings
+from kvbaton.runtime.wake import Wake
 
 logger = logging.getLogger(__name__)
 
-FRAMES_PER_TURN = 256
-"""Frames taken from one socket before timers and other sockets get their turn."""
 CLOSE_LINGER_MILLISECONDS = 500
 """How long closing waits for the last frames to leave: they tell peers why their rooms failed."""
 FAULT_PAUSE = 0.1
@@ -48,23 +44,6 @@ class ControlHandler(Protocol):
         """Called at least once per turn of the loop; returns when it wants the next turn at the latest (seconds)."""
 
 
-class _Dialled:
-    """A DEALER and its monitor."""
-
-    def __init__(self, key: str, endpoint: str, socket: zmq.Socket[bytes], connect_seconds: float) -> None:
-        self.key = key
-        self.endpoint = endpoint
-        self.socket = socket
-        self.give_up = time.monotonic() + connect_seconds
-        self.monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
-
-    def close(self, linger_milliseconds: int) -> None:
-        """Close both sockets."""
-        self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close(linger_milliseconds)
-
-
 class ControlPlane:
     """Carries frames between ranks and runs everything that is posted to it on one thread.
 
@@ -75,63 +54,32 @@ class ControlPlane:
         self._settings = settings
         self._context = zmq.Context(io_threads=1)
         self._commands: deque[Callable[[], None]] = deque()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._wake_lock = threading.Lock()
+        self._wake = Wake()
         self._stopping = False
         self._handler: ControlHandler | None = None
         self._numbers = itertools.count()
         self._poller = zmq.Poller()
-        self._poller.register(self._wake_fd, zmq.POLLIN)
-        self._dialled: dict[str, _Dialled] = {}
-        self._by_socket: dict[Any, _Dialled] = {}
-        self._identity_of_descriptor: dict[int, bytes] = {}
-        self._descriptor_of_identity: dict[bytes, int] = {}
-        self._open_descriptors: set[int] = set()
-        """Sockets of the connections that peers have open here, as the monitor tells."""
-        self._leaving: dict[bytes, None] = {}
-        """Peers whose connection is closed, and whose last frames are still to be read."""
-        self._router: zmq.Socket[bytes] | None = None
-        self._router_monitor: zmq.Socket[bytes] | None = None
+        self._poller.register(self._wake.descriptor, zmq.POLLIN)
+        self._dialled: dict[str, Dialled] = {}
+        self._by_socket: dict[Any, Dialled | Listener] = {}
+        self._listener: Listener | None = None
         self.malformed = 0
         """Messages dropped because they were not one frame of bounded size."""
         self.faults = 0
         """Errors of our own that the loop survived; each was logged."""
-        self.endpoint = ""
         if bind is not None:
             try:
-                self._bind(bind, advertise or bind)
+                self._listener = Listener(self._context, settings, bind, advertise or bind, self._tell_lost)
             except BaseException:
                 self._release()
                 raise
+            self._watch(self._listener, self._listener.router, self._listener.monitor)
         self._thread = threading.Thread(target=self._run, name=f"kvbaton-control-{name}", daemon=True)
 
-    def _bind(self, bind: str, advertise: str) -> None:
-        router = self._context.socket(zmq.ROUTER)
-        self._configure(router)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        try:
-            router.bind(Endpoint(bind, 0).url.rpartition(":")[0] + ":*")
-        except zmq.ZMQError as error:
-            router.close(0)
-            raise ConfigurationError(
-                f"control plane: cannot bind {bind}: {error}; pass an address of this host"
-            ) from None
-        port = int(router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0").rsplit(":", 1)[1])
-        self.endpoint = Endpoint(advertise, port).url
-        self._router = router
-        self._router_monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._poller.register(router, zmq.POLLIN)
-        self._poller.register(self._router_monitor, zmq.POLLIN)
-
-    def _configure(self, socket: zmq.Socket[bytes]) -> None:
-        milliseconds = int(self._settings.heartbeat_seconds * 1000)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        socket.setsockopt(zmq.SNDHWM, self._settings.queued_frames)
-        socket.setsockopt(zmq.RCVHWM, self._settings.queued_frames)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, milliseconds)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._settings.peer_timeout_seconds * 1000))
-        socket.setsockopt(zmq.IPV6, 1)
+    @property
+    def endpoint(self) -> str:
+        """Where peers can dial us, as ``tcp://host:port``; empty for a rank that only dials."""
+        return self._listener.endpoint if self._listener is not None else ""
 
     def start(self, handler: ControlHandler) -> None:
         """Start the control thread. ``handler`` is called on it."""
@@ -145,13 +93,7 @@ class ControlPlane:
 
     def wake(self) -> None:
         """Give the control thread a turn. From any thread, also after `close`; cheap."""
-        # The lock keeps the descriptor from being closed, and its number from being used again, in between.
-        with self._wake_lock:
-            if self._wake_fd < 0:
-                return
-            # A full counter means that a turn is due anyway.
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_write(self._wake_fd, 1)
+        self._wake.set()
 
     @property
     def on_control_thread(self) -> bool:
@@ -175,34 +117,19 @@ class ControlPlane:
 
         Raises `AddressError` for a text that is no ``tcp://host:port``.
         """
-        scheme, _, where = endpoint.partition("://")
-        if scheme != "tcp" or Endpoint.parse(where).port is None:
-            raise AddressError(f"control endpoint {endpoint!r} is not of the form tcp://host:port")
         key = f"out:{endpoint}#{next(self._numbers)}"
-        socket = self._context.socket(zmq.DEALER)
-        self._configure(socket)
-        socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        dialled = _Dialled(key, endpoint, socket, self._settings.connect_seconds)
-        try:
-            socket.connect(endpoint)
-        except zmq.ZMQError as error:
-            dialled.close(0)
-            raise AddressError(f"control endpoint {endpoint!r} cannot be dialled: {error}") from None
-        self._dialled[key] = dialled
-        self._by_socket[socket] = dialled
-        self._by_socket[dialled.monitor] = dialled
-        self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(dialled.monitor, zmq.POLLIN)
+        dialled = self._dialled[key] = Dialled(self._context, self._settings, endpoint, key)
+        self._watch(dialled, dialled.socket, dialled.monitor)
         return key
 
     def send(self, peer: str, frame: bytes) -> None:
         """Queue ``frame`` for ``peer``. A peer that is gone, or that stopped reading, is reported as disconnected."""
         try:
             if peer.startswith("in:"):
-                assert self._router is not None
-                self._router.send_multipart([bytes.fromhex(peer[3:]), frame], zmq.NOBLOCK)
+                assert self._listener is not None
+                self._listener.send(peer, frame)
             elif peer in self._dialled:
-                self._dialled[peer].socket.send(frame, zmq.NOBLOCK)
+                self._dialled[peer].send(frame)
         except zmq.ZMQError as error:
             # Not from inside a handler's own send: it would re-enter its state machines.
             reason = f"cannot send to it: {error}"
@@ -218,21 +145,28 @@ class ControlPlane:
             del self._by_socket[socket]
         dialled.close(linger_milliseconds)
 
-    def _lost(self, peer: str, reason: str) -> None:
+    def _watch(self, owner: Dialled | Listener, *sockets: Any) -> None:
+        for socket in sockets:
+            self._by_socket[socket] = owner
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _take(self, peer: str, frames: list[bytes]) -> None:
         assert self._handler is not None
-        if peer.startswith("in:"):
-            identity = bytes.fromhex(peer[3:])
-            descriptor = self._descriptor_of_identity.pop(identity, None)
-            leaving = identity in self._leaving
-            self._leaving.pop(identity, None)
-            if descriptor is None and not leaving:
-                return
-            if descriptor is not None:
-                self._identity_of_descriptor.pop(descriptor, None)
-        elif peer not in self._dialled:
-            return
+        if len(frames) == 1:
+            self._handler.on_frame(peer, frames[0])
         else:
+            self.malformed += 1
+
+    def _lost(self, peer: str, reason: str) -> None:
+        """A peer is gone: close what is left of its connection, and tell the handler if it was not told before."""
+        if peer in self._dialled:
             self.hang_up(peer)
+            self._tell_lost(peer, reason)
+        elif self._listener is not None and peer.startswith("in:"):
+            self._listener.give_up(peer, reason)
+
+    def _tell_lost(self, peer: str, reason: str) -> None:
+        assert self._handler is not None
         self._handler.on_disconnected(peer, reason)
 
     def _stop(self) -> None:
@@ -254,20 +188,15 @@ class ControlPlane:
 
     def _turn(self, handler: ControlHandler) -> None:
         events = self._poller.poll(self._timeout(handler))
-        self._drain_wake()
+        self._wake.clear()
         self._run_commands()
         for socket, _ in events:
             try:
-                if socket is self._router:
-                    self._read_router(handler)
-                elif socket is self._router_monitor:
-                    self._read_router_monitor()
-                elif socket in self._by_socket:
-                    self._read_dialled(self._by_socket[socket], socket, handler)
+                self._read(socket)
             except Exception:
                 self._fault("an event failed")
-        if self._leaving:
-            self._see_off(handler)
+        if self._listener is not None and self._listener.busy:
+            self._listener.see_off(self._take)
 
     def _timeout(self, handler: ControlHandler) -> int:
         """Let time pass in the handler; returns the milliseconds to its next turn."""
@@ -276,15 +205,11 @@ class ControlPlane:
         except Exception:
             self._fault("a turn failed")
             deadline = time.monotonic() + FAULT_PAUSE
-        if self._commands or self._leaving:
+        if self._commands or (self._listener is not None and self._listener.busy):
             return 0
         timeout = 1000.0 if deadline is None else max(0.0, min(1000.0, (deadline - time.monotonic()) * 1000))
         # Rounded up: a turn just before the deadline would only be repeated.
         return int(timeout + 0.999)
-
-    def _drain_wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake_fd)
 
     def _run_commands(self) -> None:
         for _ in range(len(self._commands)):
@@ -294,92 +219,21 @@ class ControlPlane:
             except Exception:
                 self._fault("a command failed")
 
-    def _read_router(self, handler: ControlHandler, limit: int = FRAMES_PER_TURN) -> None:
-        assert self._router is not None
-        for _ in range(limit):
-            try:
-                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            identity = frames[0].bytes
-            if not self._is_connected(identity, int(frames[0].get(zmq.SRCFD))):
-                continue
-            if len(frames) != 2:
-                self.malformed += 1
-                continue
-            handler.on_frame("in:" + identity.hex(), frames[1].bytes)
-
-    def _is_connected(self, identity: bytes, descriptor: int) -> bool:
-        """Note which connection a peer has; False for a frame of a connection whose end was reported before."""
-        if identity in self._leaving or self._identity_of_descriptor.get(descriptor) == identity:
-            return True
-        self._read_router_monitor()
-        if identity in self._leaving:
-            return True
-        if descriptor not in self._open_descriptors:
-            return False
-        before = self._identity_of_descriptor.get(descriptor)
-        if before is not None:
-            # Its descriptor has another owner: it ended before its first frame was read.
-            self._lost("in:" + before.hex(), "its control connection closed")
-        self._identity_of_descriptor[descriptor] = identity
-        self._descriptor_of_identity[identity] = descriptor
-        return True
-
-    def _read_router_monitor(self) -> None:
-        assert self._router_monitor is not None
-        while self._router_monitor.poll(0):
-            event = recv_monitor_message(self._router_monitor)
-            descriptor = int(event["value"])
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                self._open_descriptors.add(descriptor)
-                continue
-            self._open_descriptors.discard(descriptor)
-            identity = self._identity_of_descriptor.pop(descriptor, None)
-            if identity is not None:
-                self._descriptor_of_identity.pop(identity, None)
-                self._leaving[identity] = None
-
-    def _see_off(self, handler: ControlHandler) -> None:
-        """Report peers whose connection closed, after the frames that came before the end."""
-        leaving = list(self._leaving)
-        self._read_router(handler, self._settings.queued_frames)
-        for identity in leaving:
-            self._lost("in:" + identity.hex(), "its control connection closed")
-
-    def _read_dialled(self, dialled: _Dialled, socket: Any, handler: ControlHandler) -> None:
-        closed = False
-        if socket is dialled.monitor:
-            if recv_monitor_message(dialled.monitor)["event"] != zmq.EVENT_CONNECT_RETRIED:
-                closed = True
-            elif time.monotonic() > dialled.give_up:
-                self._lost(dialled.key, f"nothing answers at its control endpoint {dialled.endpoint}")
-                return
-        # After the news of the end, so that every frame that came before it is read.
-        for _ in range(self._settings.queued_frames if closed else FRAMES_PER_TURN):
-            if dialled.key not in self._dialled:
-                return
-            try:
-                frames = dialled.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            if len(frames) != 1:
-                self.malformed += 1
-                continue
-            handler.on_frame(dialled.key, frames[0])
-        if closed:
-            # The endpoint may belong to another process from now on: a new connection needs a new handshake.
-            self._lost(dialled.key, f"its control connection {dialled.endpoint} closed")
+    def _read(self, socket: Any) -> None:
+        # None: it was hung up since the poll, or it is the wake.
+        owner = self._by_socket.get(socket)
+        if isinstance(owner, Listener):
+            owner.read(socket, self._take)
+        elif owner is not None:
+            reason = owner.read(socket, self._take)
+            if reason:
+                self._lost(owner.key, reason)
 
     def _release(self) -> None:
         for peer in list(self._dialled):
             self.hang_up(peer, CLOSE_LINGER_MILLISECONDS)
-        if self._router is not None and self._router_monitor is not None:
-            self._router.disable_monitor()
-            self._router_monitor.close(0)
-            self._router.close(CLOSE_LINGER_MILLISECONDS)
+        if self._listener is not None:
+            self._listener.close(CLOSE_LINGER_MILLISECONDS)
         self._context.term()
-        with self._wake_lock:
-            os.close(self._wake_fd)
-            self._wake_fd = -1
+        self._wake.close()
         self._commands.clear()

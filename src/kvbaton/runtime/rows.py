@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvbaton.errors import RowsError
 from kvbaton.layout import Component, RankLayout
 from kvbaton.plan import Pages
+from kvbaton.protocol.messages import MAX_TOKENS
 
 RowsLike = Union[Pages, Sequence[int], "npt.NDArray[np.integer]"]
 """Row indices: a list or an integer array; or `Pages`, where the first row is not the one that the tokens imply."""
@@ -96,9 +97,40 @@ def pages_by_component(
     return pages
 
 
-def aux_pages(layout: RankLayout, row: int, side: str) -> dict[str, Pages]:
-    """The aux slot, for each component of kind ``aux``. Raises `RowsError` if there is none, or no such row."""
-    named = [component for component in layout.components if component.kind == "aux"]
-    if not named:
+def chunk_pages(layout: RankLayout, rows: Mapping[str, RowsLike], tokens: tuple[int, int]) -> dict[str, Pages]:
+    """`pages_by_component` for the rows of one chunk at prefill."""
+    return pages_by_component(layout, rows, {component.name: tokens for component in layout.components}, "prefill")
+
+
+def checked_tokens(room: int, tokens: tuple[int, int]) -> tuple[int, int]:
+    """The range of one chunk at prefill as plain ints. Raises `RowsError` if it is none."""
+    first, last = int(tokens[0]), int(tokens[1])
+    if not 0 <= first <= last <= MAX_TOKENS:
+        raise RowsError(f"prefill: room {room}: tokens {first}..{last} are no range of tokens")
+    return first, last
+
+
+def ranges_and_slots(
+    layout: RankLayout, pages: Mapping[str, Pages], tokens: tuple[int, int]
+) -> tuple[dict[str, tuple[int, int]], frozenset[str]]:
+    """What a chunk holds: the token ranges of its paged components, and the names of its slot components."""
+    ranges, slots = {}, set()
+    for component in layout.components:
+        if component.name not in pages:
+            continue
+        if component.kind == "slot":
+            slots.add(component.name)
+        elif component.kind != "aux":
+            # Pages that begin later than the chunk hold only its end: a window's rows, for instance.
+            first = max(tokens[0], layout.owned.global_token(pages[component.name].start))
+            if first < tokens[1]:
+                ranges[component.name] = (first, tokens[1])
+    return ranges, frozenset(slots)
+
+
+def aux_row(layout: RankLayout, row: int, side: str) -> int:
+    """The aux slot as a plain int. Raises `RowsError` if no component of kind ``aux`` is registered, or no such row."""
+    rows = [to_pages(layout, each, [row], (0, 0), side).rows for each in layout.components if each.kind == "aux"]
+    if not rows:
         raise RowsError(f"{side}: aux slot {row} is given, but no component of kind aux is registered")
-    return {component.name: to_pages(layout, component, [row], (0, 0), side) for component in named}
+    return int(rows[0][0])

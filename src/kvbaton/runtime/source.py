@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvbaton.errors import KVBatonError, RegistryError
+from kvbaton.errors import KVBatonError, RegistryError, TransferFailed
 from kvbaton.layout import RankLayout
 from kvbaton.plan import PairPlan, assign, compile_pair
 from kvbaton.protocol import Hello
@@ -42,9 +42,13 @@ class Link:
     index: int
     part: Part
     hello: Hello
-    joined: bool = False
     transport: Transport | None = None
     """The transport that the prefill rank chose; set when it joined."""
+
+    @property
+    def joined(self) -> bool:
+        """Whether it answered our Hello with a Welcome."""
+        return self.transport is not None
 
 
 @dataclass(eq=False)
@@ -52,10 +56,8 @@ class Source:
     """The prefill ranks that one room needs: ready when every one of them has answered the handshake."""
 
     key: SourceKey
-    client: RegistryClient
     give_up: float
     """When the look-up and the handshake must be over, in seconds of the control thread's clock."""
-    grid: tuple[RankLayout, ...] = ()
     links: dict[str, Link] = field(default_factory=dict)
     ready: bool = False
     failure: KVBatonError | None = None
@@ -68,6 +70,15 @@ class Source:
     def peers(self) -> tuple[str, ...]:
         """The keys of its connections, in the order of the grid."""
         return tuple(sorted(self.links, key=lambda peer: self.links[peer].index))
+
+    def part(self, index: int) -> Part:
+        """The prefill rank at this place of the grid."""
+        return next(link.part for link in self.links.values() if link.index == index)
+
+    def words(self) -> tuple[str, type[TransferFailed]]:
+        """Why its rooms fail, and the class to raise for it, if it has failed."""
+        kind = type(self.failure) if isinstance(self.failure, TransferFailed) else TransferFailed
+        return f"prefill source {self.key.registry}: {self.failure}", kind
 
 
 def look_up(

@@ -1,0 +1,142 @@
+"""The decode ranks that a prefill rank writes to, from their Hello to the end of their connection."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvbaton.errors import KVBatonError, TransportError
+from kvbaton.plan import PairPlan
+from kvbaton.protocol import Action, Hello, PrefillCore, Refused, Welcome
+from kvbaton.protocol.handshake import Accepted, answer_hello, refuse
+from kvbaton.protocol.messages import short_reason
+from kvbaton.runtime.context import Context
+from kvbaton.transport.base import RemotePeer, Transport
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A decode rank that this rank writes to."""
+
+    plan: PairPlan
+    transport: Transport
+    remote: RemotePeer
+
+
+class Destinations:
+    """Answers handshakes, and tells ``core`` who joined and who left; ``perform`` carries out what it says to that."""
+
+    def __init__(self, context: Context, core: PrefillCore, perform: Callable[[list[Action]], None]) -> None:
+        self._context = context
+        self._core = core
+        self._perform = perform
+        self._joined: dict[str, Destination] = {}
+        self._handshakes: dict[str, Hello] = {}
+        """What is being answered in the background; not for peers that left meanwhile."""
+
+    def get(self, peer: str) -> Destination | None:
+        """The decode rank that joined as ``peer``."""
+        return self._joined.get(peer)
+
+    def on_hello(self, peer: str, hello: Hello) -> None:
+        """Check it and connect, in the background; then answer Welcome or Refused."""
+        if peer in self._joined or peer in self._handshakes:
+            self._core.unexpected["second Hello"] += 1
+            return
+        self._handshakes[peer] = hello
+        self._context.in_background(
+            lambda: self._answer(hello),
+            lambda result: self._join(peer, hello, *result),
+            lambda error: self._refuse(peer, hello, error),
+        )
+
+    def on_malformed(self, peer: str, error: KVBatonError) -> None:
+        """Perhaps it was a Hello of another release: better refused now than waited for."""
+        if peer not in self._joined and peer not in self._handshakes:
+            self._context.send(peer, refuse(self._context.instance, error))
+
+    def on_disconnected(self, peer: str, reason: str) -> None:
+        """A decode rank, or a stranger, is gone."""
+        self._handshakes.pop(peer, None)
+        destination = self._joined.pop(peer, None)
+        self._perform(self._core.peer_lost(peer, reason, self._context.now()))
+        if destination is not None:
+            self._disconnect(destination)
+
+    def give_up_if_dead(self, peer: str, error: str) -> None:
+        """Part from a decode rank whose control connection lives while its data connection does not.
+
+        To be called before anything else is said of its rooms: it shall begin its next one with a new handshake.
+        """
+        destination = self._joined.get(peer)
+        if destination is None or destination.remote.alive:
+            return
+        reason = short_reason(f"the data connection ended: {error}")
+        self._context.send(peer, Refused(self._context.instance, reason))
+        self.on_disconnected(peer, error)
+
+    def _answer(self, hello: Hello) -> tuple[Accepted, Destination, Welcome]:
+        """The part of a handshake that may block: not on the control thread."""
+        context = self._context
+        accepted = answer_hello(
+            hello,
+            instance=context.instance,
+            model=context.model,
+            layout=context.layout,
+            transports=tuple(context.transports),
+        )
+        destination = self._connect(hello, accepted)
+        transport = destination.transport
+        try:
+            welcome = accepted.welcome(context.instance, transport.name, transport.describe())
+        except BaseException:
+            transport.disconnect(destination.remote)
+            raise
+        return accepted, destination, welcome
+
+    def _connect(self, hello: Hello, accepted: Accepted) -> Destination:
+        """Reach the decode rank by the first transport that works, in our order of preference."""
+        tried = []
+        for name in accepted.transports:
+            transport = self._context.transports[name]
+            try:
+                remote = transport.connect(hello.transports[name])
+            except TransportError as error:
+                tried.append(f"{name}: {error}")
+                continue
+            if tried:
+                logger.info("prefill: decode rank %s is reached by %s (%s)", hello.instance, name, "; ".join(tried))
+            return Destination(accepted.plan, transport, remote)
+        raise TransportError(
+            f"prefill rank {self._context.layout.coords} cannot reach decode rank {hello.layout.coords}: "
+            + "; ".join(tried)
+        )
+
+    def _join(self, peer: str, hello: Hello, accepted: Accepted, destination: Destination, welcome: Welcome) -> None:
+        if self._handshakes.get(peer) is not hello:
+            self._disconnect(destination)
+            return
+        self._joined[peer] = destination
+        self._perform(self._core.peer_joined(peer, accepted.share))
+        self._context.send(peer, welcome)
+        self._handshakes.pop(peer, None)
+
+    def _refuse(self, peer: str, hello: Hello, error: Exception) -> None:
+        if self._handshakes.get(peer) is not hello:
+            return
+        del self._handshakes[peer]
+        if not isinstance(error, KVBatonError):
+            logger.error("prefill: a handshake failed in an unforeseen way", exc_info=error)
+        logger.warning("prefill: %s was refused: %s", peer, error)
+        self._context.send(peer, refuse(self._context.instance, error))
+
+    def _disconnect(self, destination: Destination) -> None:
+        # It may wait for copies that are under way.
+        self._context.in_background(
+            lambda: destination.transport.disconnect(destination.remote),
+            lambda result: None,
+            lambda error: logger.debug("prefill: disconnecting from %s: %s", destination.remote.instance, error),
+        )

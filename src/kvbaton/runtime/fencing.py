@@ -1,0 +1,71 @@
+"""Prefill ranks whose control connection is gone while they may still write, until that is proven to be over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvbaton.transport.base import Transport
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Lost:
+    instance: str
+    transport: Transport
+    next_try: float = 0.0
+    error_logged: bool = False
+
+
+class LostPeers:
+    """Fences lost peers, and tries those again every ``retry_seconds`` that could not be fenced yet."""
+
+    def __init__(self, retry_seconds: float) -> None:
+        self._retry_seconds = retry_seconds
+        self._lost: dict[str, _Lost] = {}
+
+    def __len__(self) -> int:
+        return len(self._lost)
+
+    def add(self, peer: str, instance: str, transport: Transport) -> None:
+        """A peer was lost; ``instance`` is the rank's name at ``transport``."""
+        self._lost[peer] = _Lost(instance, transport)
+
+    def waits_for(self, instance: str) -> bool:
+        """Whether an earlier connection of this rank is still to be fenced."""
+        return any(lost.instance == instance for lost in self._lost.values())
+
+    def forgive(self, instance: str, may_write: Callable[[str], bool]) -> None:
+        """The rank lives: no fence for those of its earlier connections that no room waits for (``may_write``)."""
+        for peer, lost in list(self._lost.items()):
+            if lost.instance == instance and not may_write(peer):
+                del self._lost[peer]
+
+    def fence(self, now: float) -> list[str]:
+        """Try those that are due. Returns, and forgets, the peers that certainly write no more."""
+        fenced = []
+        for peer, lost in list(self._lost.items()):
+            if now < lost.next_try:
+                continue
+            lost.next_try = now + self._retry_seconds
+            if self._is_fenced(lost):
+                del self._lost[peer]
+                fenced.append(peer)
+        return fenced
+
+    def next_try(self) -> float | None:
+        """When `fence` has something to do."""
+        return min((lost.next_try for lost in self._lost.values()), default=None)
+
+    @staticmethod
+    def _is_fenced(lost: _Lost) -> bool:
+        try:
+            return lost.transport.fence(lost.instance)
+        except Exception as error:
+            # Not proven: the rows stay where they are.
+            if not lost.error_logged:
+                logger.error("decode: fencing %s failed", lost.instance, exc_info=error)
+            lost.error_logged = True
+            return False

@@ -1,0 +1,231 @@
+"""The prefill ranks that a decode rank receives from: looks them up, greets them, and sees to it when they are gone."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from kvbaton.errors import DeadlineExceeded, KVBatonError, PeerLost
+from kvbaton.protocol import Action, DecodeCore, Refused, Welcome
+from kvbaton.protocol.handshake import check_welcome, make_hello, refusal
+from kvbaton.registry import RegistryClient
+from kvbaton.runtime.context import Context
+from kvbaton.runtime.fencing import LostPeers
+from kvbaton.runtime.source import Link, Part, Source, SourceKey, look_up
+
+logger = logging.getLogger(__name__)
+
+
+class SourceUser(Protocol):
+    """What `Sources` tells of."""
+
+    def source_ready(self, source: Source) -> None:
+        """Every prefill rank has answered: the source's rooms can begin."""
+
+    def source_failed(self, source: Source) -> None:
+        """It will never be ready, and its rooms cannot begin; `Source.failure` says why."""
+
+    def perform(self, actions: list[Action]) -> None:
+        """Carry out what the core says to peers that join or leave."""
+
+
+class Sources:
+    """Rooms share a source as long as it lives: `use` it, `leave` it when the rows are released.
+
+    A source of which one rank is lost is retired: it serves no new room, and the next one looks the ranks up again.
+    Its other connections are closed with the last room.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        core: DecodeCore,
+        user: SourceUser,
+        *,
+        deployment: str,
+        destination_index: int,
+        destinations: int,
+    ) -> None:
+        self._context = context
+        self._core = core
+        self._user = user
+        self._deployment = deployment
+        self._destination_index = destination_index
+        self._destinations = destinations
+        self._current: dict[SourceKey, Source] = {}
+        self._retired: set[Source] = set()
+        self._source_of_peer: dict[str, Source] = {}
+        self._lost = LostPeers(context.settings.fence_retry_seconds)
+
+    def use(self, number: int, key: SourceKey, client: RegistryClient) -> Source:
+        """The source of a room. It is ready, or its user will be told, or it has failed at once."""
+        source = self._current.get(key) or self._find(key, client)
+        if source.failure is None:
+            source.rooms.add(number)
+        return source
+
+    def leave(self, number: int, source: Source) -> None:
+        """A room needs its source no more."""
+        source.rooms.discard(number)
+        self._hang_up_if_idle(source)
+
+    def on_answer(self, peer: str, message: Welcome | Refused) -> None:
+        """A prefill rank answered our Hello, or gives the connection up."""
+        source = self._source_of_peer.get(peer)
+        link = source.links[peer] if source is not None else None
+        if link is not None and link.joined and isinstance(message, Refused):
+            # Rooms in flight fail, and the next one begins with a new handshake.
+            self.cut_off(peer, message.reason)
+            return
+        if source is None or link is None or link.joined or source.failure is not None:
+            self._core.unexpected["second answer to Hello"] += 1
+            return
+        try:
+            if isinstance(message, Refused):
+                raise refusal(link.hello, message)
+            self._join(link, message)
+        except KVBatonError as error:
+            self._fail(source, error)
+            return
+        if all(each.joined for each in source.links.values()):
+            source.ready = True
+            self._user.source_ready(source)
+
+    def on_malformed(self, peer: str, error: KVBatonError) -> None:
+        """A frame came that could not be decoded: perhaps the answer to our Hello."""
+        source = self._source_of_peer.get(peer)
+        if source is not None:
+            self._fail(source, error)
+
+    def cut_off(self, peer: str, reason: str) -> None:
+        """Close the connection of a prefill rank, as if it were gone."""
+        self._context.control.hang_up(peer)
+        self.on_disconnected(peer, reason)
+
+    def on_disconnected(self, peer: str, reason: str) -> None:
+        """A prefill rank is gone."""
+        source = self._source_of_peer.pop(peer, None)
+        if source is None:
+            return
+        link = source.links.pop(peer)
+        registered = link.part.registration
+        self._retire(source)
+        if source.ready:
+            logger.warning("decode: prefill rank %s was lost: %s", registered.coords, reason)
+        if link.transport is not None:
+            now = self._context.now()
+            self._user.perform(self._core.peer_lost(peer, reason, now))
+            # Also where it has nothing of ours to write to: what transports keep of it goes with the fence.
+            self._lost.add(peer, registered.instance, link.transport)
+            self._fence(now)
+        where = f"prefill rank {registered.coords} at {registered.endpoint}"
+        self._fail(source, PeerLost(f"{where} was lost during the handshake: {reason}"))
+
+    def on_turn(self, now: float) -> float | None:
+        """Fence who is lost, give up who does not answer; returns when the next turn is due at the latest."""
+        self._fence(now)
+        handshaking = [source for source in self._current.values() if not source.ready]
+        for source in handshaking:
+            if now >= source.give_up:
+                silent = [link for link in source.links.values() if not link.joined]
+                names = ", ".join(str(link.part.registration.coords) for link in silent) or "the registry"
+                seconds = self._context.settings.handshake_seconds
+                self._fail(source, DeadlineExceeded(f"no answer within {seconds:g} s from {names}"))
+        deadlines = [self._lost.next_try(), *(source.give_up for source in handshaking if source.failure is None)]
+        return min((when for when in deadlines if when is not None), default=None)
+
+    # From look-up to readiness.
+
+    def _find(self, key: SourceKey, client: RegistryClient) -> Source:
+        context = self._context
+        source = Source(key, context.now() + context.settings.handshake_seconds)
+        self._current[key] = source
+        context.in_background(
+            lambda: look_up(
+                client,
+                self._deployment,
+                key.dp_rank,
+                context.layout,
+                self._destination_index,
+                context.settings.striped,
+            ),
+            lambda parts: self._greet(source, parts),
+            lambda error: self._fail(source, error),
+        )
+        return source
+
+    def _greet(self, source: Source, parts: list[Part]) -> None:
+        if source.failure is not None:
+            return
+        context = self._context
+        grid = tuple(part.registration.layout for part in parts)
+        descriptors = {name: transport.describe() for name, transport in context.transports.items()}
+        for index, part in enumerate(parts):
+            if not self._lost.waits_for(part.registration.instance):
+                # It may have been cut off before, and live: it greets us anew, and what it had stays cut off.
+                for transport in context.transports.values():
+                    transport.readmit(part.registration.instance)
+            peer = context.control.dial(part.registration.endpoint)
+            hello = make_hello(
+                instance=context.instance,
+                model=context.model,
+                layout=context.layout,
+                destination_index=self._destination_index,
+                destinations=self._destinations,
+                sources=grid,
+                source_index=index,
+                transports=descriptors,
+                striped=context.settings.striped,
+            )
+            source.links[peer] = Link(peer, index, part, hello)
+            self._source_of_peer[peer] = source
+            context.send(peer, hello)
+
+    def _join(self, link: Link, welcome: Welcome) -> None:
+        check_welcome(link.hello, welcome)
+        registered = link.part.registration
+        if welcome.instance != registered.instance:
+            raise PeerLost(
+                f"prefill rank {registered.coords} at {registered.endpoint} was replaced: the registry names instance "
+                f"{registered.instance}, {welcome.instance} answered; the next request looks it up again"
+            )
+        transport = self._context.transports[welcome.transport]
+        transport.admit(welcome.descriptor)
+        self._lost.forgive(registered.instance, self._core.may_write)
+        self._user.perform(self._core.peer_joined(link.peer, link.index, welcome.parts))
+        link.transport = transport
+
+    # From failure or loss to the last connection's end.
+
+    def _fail(self, source: Source, error: Exception) -> None:
+        """End a source that was not ready; nothing happens to another."""
+        if source.failure is not None or source.ready:
+            return
+        if not isinstance(error, KVBatonError):
+            logger.error("decode: a source failed in an unforeseen way", exc_info=error)
+        source.failure = error if isinstance(error, KVBatonError) else KVBatonError(str(error))
+        logger.warning("decode: prefill source %s: %s", source.key.registry, error)
+        self._retire(source)
+        self._user.source_failed(source)
+
+    def _retire(self, source: Source) -> None:
+        """Let no new room use it: the next one looks its ranks up again."""
+        if self._current.get(source.key) is source:
+            del self._current[source.key]
+            self._retired.add(source)
+            self._hang_up_if_idle(source)
+
+    def _hang_up_if_idle(self, source: Source) -> None:
+        if source.rooms or source not in self._retired:
+            return
+        self._retired.discard(source)
+        for peer, link in list(source.links.items()):
+            self._context.control.hang_up(peer)
+            del self._source_of_peer[peer]
+            if link.joined:
+                self._user.perform(self._core.peer_lost(peer, "its source was given up", self._context.now()))
+        source.links.clear()
+
+    def _fence(self, now: float) -> None:
+        for peer in self._lost.fence(now):
+            self._user.perform(self._core.peer_fenced(peer, now))

@@ -1,0 +1,63 @@
+"""Writes that are under way at a prefill rank: binds chunks to rows, starts them, and remembers what each one moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvbaton.plan import Pages, PairPlan, Transfer
+from kvbaton.protocol import Rows, StartWrite, rows_from_bytes
+from kvbaton.runtime.destinations import Destination
+
+
+@dataclass(frozen=True)
+class Write:
+    """What one ticket stands for."""
+
+    room: int = 0
+    peer: str = ""
+    moved: Counter[str] = field(default_factory=Counter)
+    """Bytes by component."""
+
+
+class Writes:
+    """The tickets that were given to transports and have not come back."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[int, Write] = {}
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def start(
+        self, action: StartWrite, destination: Destination, chunk: Mapping[str, Pages], offered: Mapping[str, Rows]
+    ) -> None:
+        """Write the pieces and slots that ``action`` names, from the rows of ``chunk`` to the ``offered`` ones.
+
+        Where it raises, nothing was started.
+        """
+        transfers, moved = _bind(destination.plan, action, chunk, offered)
+        self._under_way[action.ticket] = Write(action.room, action.peer, moved)
+        try:
+            destination.transport.write(destination.remote, transfers, action.ticket)
+        except BaseException:
+            del self._under_way[action.ticket]
+            raise
+
+    def ended(self, ticket: int) -> Write:
+        """What a ticket stood for that came back; it is forgotten."""
+        return self._under_way.pop(ticket, Write())
+
+
+def _bind(
+    plan: PairPlan, action: StartWrite, chunk: Mapping[str, Pages], offered: Mapping[str, Rows]
+) -> tuple[list[Transfer], Counter[str]]:
+    bound = {}
+    for name, tokens in action.pieces.items():
+        target = Pages(rows_from_bytes(offered[name].rows), offered[name].start)
+        bound[name] = plan.bind(name, tokens, chunk[name], target)
+    for name in action.slots:
+        bound[name] = plan.bind_slots(name, chunk[name].rows, rows_from_bytes(offered[name].rows))
+    moved = Counter({name: sum(each.nbytes for each in transfers) for name, transfers in bound.items()})
+    return [each for transfers in bound.values() for each in transfers], moved
