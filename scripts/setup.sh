@@ -7,7 +7,9 @@ fail() { echo "setup: $1" >&2; exit 1; }
 
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-} python3.11 python3.12 python3.13 python3; do
+    local candidates=(python3.11 python3.12 python3.13 python3)
+    [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
         if command -v "$candidate" >/dev/null 2>&1 &&
             "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
             command -v "$candidate"
@@ -29,7 +31,7 @@ need_debian() {
     fi
 }
 
-python=$(find_python) || fail "Python 3.11, 3.12 or 3.13 is missing; install it, or name it: make PYTHON=/path/to/python3.11 ..."
+python=$(find_python) || fail "${PYTHON:-Python 3.11, 3.12 or 3.13} is missing or of another version; install Python 3.11 to 3.13, or name one: make PYTHON=/path/to/python3.11 ..."
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 "$python" -c 'import ensurepip, venv' 2>/dev/null || need_debian "python$version-venv" "virtual environments"
 command -v "${CC:-gcc}" >/dev/null 2>&1 || need_debian gcc "the native copy kernel"

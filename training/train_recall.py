@@ -43,7 +43,7 @@ CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
 FIRST_CHARACTER = 3
 IGNORED = -100
 CHUNK = 32  # the gated delta rule works in chunks of so many tokens
-CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'].strip() + '\\n' }}{% endfor %}"
 JOBS_AHEAD = 12
 LOG_EVERY = 10
 

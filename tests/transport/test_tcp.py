@@ -1,5 +1,6 @@
 """The tcp port against strangers, hostile bytes and peers that break the rules; nobody else may notice."""
 
+import contextlib
 import socket
 import struct
 import threading
@@ -98,8 +99,10 @@ def test_random_bytes_at_every_stage(target, bystander):
     for length in (1, 26, 27, 40, 4000):
         for connect in (dial, greeted):
             with connect(target) as sock:
-                sock.sendall(random.bytes(length))
-                sock.shutdown(socket.SHUT_WR)
+                # The target may hang up before all of it was sent.
+                with contextlib.suppress(OSError):
+                    sock.sendall(random.bytes(length))
+                    sock.shutdown(socket.SHUT_WR)
                 assert closed(sock)
     assert (target.memory == CANARY).all()
 

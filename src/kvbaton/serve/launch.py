@@ -19,7 +19,7 @@ from kvbaton.serve.app import make_app
 from kvbaton.serve.processes import PDCluster, ProcessFailed, free_ports
 from kvbaton.serve.refusals import Refusals, add_routes
 from kvbaton.serve.router import router_command, router_environment
-from kvbaton.serve.server import PARENT_VARIABLE, bind, run_server
+from kvbaton.serve.server import PARENT_VARIABLE, bind, run_server, stop_with_parent
 from kvbaton.serve.tokenizer import load_tokenizer
 
 EngineBuilder = Callable[..., Engine]
@@ -182,6 +182,10 @@ def _serve(
                 **(options or {}),
                 "manager_options": {"bind": host, **(options or {}).get("manager_options", {})},
             }
+    stop_with_parent()
+    if not Path(model).exists() and (model.startswith((".", "/")) or model.count("/") != 1):
+        # Transformers would ask a model hub for it, for a long time.
+        raise ConfigurationError(f"the model {model} is no folder here, and no name of the form owner/name")
     # What takes long comes last: an address in use or a model without files is told at once.
     with bind(host, port) as listener:
         tokenizer: Tokenizer | None = load_tokenizer(model)
@@ -195,9 +199,10 @@ def _serve(
         told = {"disaggregation_bootstrap_port": registry.port} if registry else {}
         app = make_app(engine, tokenizer, extra_info=told, refusals=refusals)
         # A second signal, while the engine gives its rows back, must not end the process at once.
-        with _stop_signal():
+        with _stop_signal() as stop:
             try:
-                run_server(app, listener, drain_seconds)
+                if not stop.is_set():
+                    run_server(app, listener, drain_seconds)
             finally:
                 engine.close()
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -160,7 +161,7 @@ class PDCluster:
     """Prefill servers, decode servers and the router over them, as child processes; a context manager.
 
     Entering it returns when the router has found every server. ``url`` is the router's; ``logs`` the folder of the log
-    files (a new temporary one if none is given). ``command`` makes the command lines of the servers: the default runs
+    files (a new temporary one if none is given, removed again if nothing failed). ``command`` makes the command lines of the servers: the default runs
     ``kvbaton serve`` with ``model`` and the engines' options (JSON values): those of both roles, of prefill
     and of decode. ``router_options`` are flags of ``kvbaton serve router``. Raises `ProcessFailed` if one
     does not get ready.
@@ -188,6 +189,7 @@ class PDCluster:
         self.host = host
         self.port = port or next(ports)
         self.logs = Path(logs) if logs is not None else Path(tempfile.mkdtemp(prefix="kvbaton-logs-"))
+        self._logs_are_ours = logs is None
         self._metrics_port = next(ports)
         self._prefill_ports = [(next(ports), next(ports)) for _ in range(prefills)]
         self._decode_ports = [next(ports) for _ in range(decodes)]
@@ -281,6 +283,8 @@ class PDCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        if self._logs_are_ours and error is None:
+            shutil.rmtree(self.logs, ignore_errors=True)
 
 
 def _default_command(model: str, name: str, options: Mapping[str, Mapping[str, Any]]) -> WorkerCommand:

@@ -93,7 +93,6 @@ def run_server(app: FastAPI, listener: socket.socket, drain_seconds: float = 10.
 
     Returns after SIGTERM or SIGINT, when all that ran has ended; that takes about ``drain_seconds`` at the most.
     """
-    _stop_with_parent()
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -105,7 +104,8 @@ def run_server(app: FastAPI, listener: socket.socket, drain_seconds: float = 10.
     DrainingServer(config, app.state.service, drain_seconds).run(sockets=[listener])
 
 
-def _stop_with_parent() -> None:
+def stop_with_parent() -> None:
+    """Stop this process by SIGTERM when the one that `PARENT_VARIABLE` names is gone; nothing where it names none."""
     parent = os.environ.get(PARENT_VARIABLE, "")
     if not parent.isdigit():
         return
@@ -114,6 +114,9 @@ def _stop_with_parent() -> None:
         while os.getppid() == int(parent):
             time.sleep(1.0)
         _log.warning("the process that started this server is gone: stopping")
-        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            # Again and again: one that comes just before the server takes over the signals would be lost.
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1.0)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

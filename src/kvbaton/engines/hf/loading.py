@@ -15,13 +15,23 @@ from kvbaton.engines.hf.pools import Pools
 from kvbaton.engines.hf.prefill import PrefillEngine
 from kvbaton.errors import ConfigurationError
 from kvbaton.registry import RegistryClient
-from kvbaton.runtime import Manager
+from kvbaton.protocol import Deadlines
+from kvbaton.runtime import Manager, Settings
 
 OPTIONS: dict[Role, tuple[str, ...]] = {
     "prefill": ("chunk_tokens",),
     "decode": ("max_batch", "corrupt", "corrupt_page"),
 }
 """What `open_engine` passes on to the engine of each role."""
+COMMON_OPTIONS = (
+    "page_size",
+    "pool_tokens",
+    "max_running_requests",
+    "threads",
+    "offer_wait_seconds",
+    "manager_options",
+)
+"""What `open_engine` takes for both roles."""
 
 
 def load_model(path: str | Path) -> Any:
@@ -47,13 +57,15 @@ def open_engine(
     pool_tokens: int = 8192,
     max_running_requests: int = 16,
     threads: int | None = None,
+    offer_wait_seconds: float = 60.0,
     manager_options: dict[str, Any] | None = None,
     **options: Any,
 ) -> Engine:
     """A running engine of ``role`` for ``model``, a path or a loaded model.
 
     ``registry`` is as for `kvbaton.runtime.Manager`, and ``manager_options`` are passed on to it (transports, bind,
-    advertise, settings, ...). ``threads`` limits torch, in the whole process. ``options`` go to `PrefillEngine`
+    advertise, settings, ...). ``threads`` limits torch, in the whole process. ``offer_wait_seconds`` is how long a request
+    waits until the other side is ready for it. ``options`` go to `PrefillEngine`
     (chunk_tokens) or `DecodeEngine` (max_batch, corrupt, corrupt_page). The engine owns manager and pools: `close` it.
 
     Raises `ConfigurationError` for a model or an option that cannot be used, and what `Manager` raises.
@@ -62,14 +74,15 @@ def open_engine(
         raise ConfigurationError(f"role {role!r} is neither 'prefill' nor 'decode'")
     if threads is not None:
         torch.set_num_threads(threads)
-    path = str(model) if isinstance(model, (str, Path)) else ""
-    loaded = load_model(path) if path else model
-    name = served_model_name or path or type(loaded).__name__
     engine_class = PrefillEngine if role == "prefill" else DecodeEngine
     known = OPTIONS[role]
     if options.keys() - set(known):
         unknown = ", ".join(sorted(options.keys() - set(known)))
-        raise ConfigurationError(f"a {role} engine has no option {unknown}; it has {', '.join(known)}")
+        listed = ", ".join((*known, *COMMON_OPTIONS))
+        raise ConfigurationError(f"a {role} engine has no option {unknown}; it has {listed}")
+    path = str(model) if isinstance(model, (str, Path)) else ""
+    loaded = load_model(path) if path else model
+    name = served_model_name or path or type(loaded).__name__
     pools = Pools(loaded, page_size=page_size, pool_tokens=pool_tokens, slots=max_running_requests)
     try:
         manager = Manager(
@@ -78,7 +91,7 @@ def open_engine(
             role=role,
             registry=registry,
             model=fingerprint(loaded),
-            **(manager_options or {}),
+            **{"settings": Settings(deadlines=Deadlines(offer_wait=offer_wait_seconds)), **(manager_options or {})},
         )
     except BaseException:
         pools.close()
