@@ -1,5 +1,6 @@
 """The control plane by itself: frames from many threads, garbage, disconnects, descriptors."""
 
+import itertools
 import os
 import threading
 from collections import Counter, defaultdict
@@ -96,10 +97,16 @@ def test_many_threads_one_socket(planes, raw):
     listener, dialler = planes
     peer = dialler.call(lambda: dialler.dial(listener.endpoint))
 
+    senders = set()
+
+    def send(frame):
+        senders.add(threading.current_thread())
+        dialler.send(peer, frame)
+
     def work(thread):
         for sequence in range(1000):
             frame = encode(Ping(thread << 32 | sequence))
-            dialler.post(lambda frame=frame: dialler.send(peer, frame))
+            dialler.post(lambda frame=frame: send(frame))
 
     threads = [threading.Thread(target=work, args=(thread,)) for thread in range(8)]
     for thread in threads:
@@ -113,6 +120,8 @@ def test_many_threads_one_socket(planes, raw):
     for message in received:
         by_thread[message.number >> 32].append(message.number & 0xFFFFFFFF)
     assert by_thread == {thread: list(range(1000)) for thread in range(8)}
+    # Whoever posts, one thread alone touches the socket.
+    assert senders == {dialler._thread}
 
     truncated = encode(Ping(1 << 40))[:-3]
     dialler.post(lambda: dialler.send(peer, truncated))
@@ -330,9 +339,9 @@ def test_an_address_that_is_not_ours():
 def test_a_wildcard_is_never_advertised(bind):
     """D14: at the manager, for both roles; with advertise= it works, and peers get that address."""
     rank = Rank(SMALL.layout())
-    for role in ("prefill", "decode"):
+    for role, transport in itertools.product(("prefill", "decode"), ("tcp", "loopback")):
         with pytest.raises(errors.AddressError, match="advertise="):
-            rank.start(role, kb.MemoryRegistry(), bind=bind, transports=["tcp"])
+            rank.start(role, kb.MemoryRegistry(), bind=bind, transports=[transport])
     if bind == "0.0.0.0":
         registry = kb.MemoryRegistry()
         rank.start("prefill", registry, bind=bind, advertise="127.0.0.1", transports=["tcp"])

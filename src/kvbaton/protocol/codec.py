@@ -12,8 +12,8 @@ from kvbaton.protocol.messages import MAX_ROWS, PROTOCOL_VERSION, Message
 
 MAGIC = b"KVB\x1e"
 HEAD_BYTES = len(MAGIC) + 2
-MAX_FRAME_BYTES = 64 << 20
-"""The longest frame that is sent, or looked at: 64 MiB."""
+MAX_FRAME_BYTES = 16 << 20
+"""The longest frame that is sent, or looked at: 16 MiB."""
 
 _HEAD = MAGIC + PROTOCOL_VERSION.to_bytes(2, "little")
 _encoder = msgspec.msgpack.Encoder()

@@ -17,8 +17,8 @@ PROTOCOL_VERSION = 1
 """Both sides must speak the same version; it is in the head of each frame."""
 
 MAX_REASON_CHARACTERS = 2000
-MAX_ROWS = 1 << 22
-"""Rows of one component in one Offer: four million."""
+MAX_ROWS = 1 << 20
+"""Rows of one component in one Offer: a million."""
 MAX_AUX_BYTES = 1 << 20
 MAX_DESCRIPTOR_BYTES = 1 << 16
 MAX_TOKENS = 1 << 40

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from kvbaton.errors import KVBatonError, RoomError, RowsError, TransferAborted
+from kvbaton.errors import KVBatonError, RoomError, RowsError
 from kvbaton.plan import PairPlan
 from kvbaton.protocol import (
     Action,
@@ -151,8 +151,6 @@ class DecodeSide(Side[ReceiverRoom]):
     # Rooms.
 
     def _open(self, entry: ReceiverRoom, key: SourceKey, client: RegistryClient) -> list[Action]:
-        if self._closing:
-            return self._fail(entry, self._closing, TransferAborted)
         if entry.room.poll().terminal:
             return []
         source = self._sources.use(entry.room.room, key, client)

@@ -6,6 +6,7 @@ import logging
 import math
 import operator
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -162,11 +163,20 @@ class Manager:
         return self.side.open_room(room, source, client, int(dp_rank))
 
     def close(self) -> None:
-        """Fail every room, tell the peers, leave the registry, and end all threads. Safe to call twice."""
+        """Fail every room, tell the peers, leave the registry, and end all threads. Safe to call twice.
+
+        Waits up to ``Settings.close_seconds`` for writes that are under way. Afterwards `rows_released` of each room
+        says whether its rows are free; those that a live peer may still write over shared memory never are.
+        """
         if self._closed.is_set():
             return
         self._closed.set()
+        self.side.rooms.shut()
         self._control.post(lambda: self.side.fail_all(f"the {self.role} rank shut down"))
+        # Writes that are under way end, and peers confirm that theirs have: only then are rows free, here and there.
+        give_up = time.monotonic() + self._context.settings.close_seconds
+        while not self.side.rooms.quiet() and time.monotonic() < give_up:
+            time.sleep(0.001)
         if self._heartbeat is not None and self._registry is not None:
             self._heartbeat.join()
             try:
@@ -174,9 +184,14 @@ class Manager:
             except KVBatonError as error:
                 logger.warning("prefill: could not leave the registry: %s", error)
         self._context.executor.shutdown(wait=True, cancel_futures=True)
-        self._control.close()
         for transport in self._transports.values():
             transport.close()
+        # That ended the tickets which had not: the last turn takes them in.
+        self._control.post(self._last_turn)
+        self._control.close()
+
+    def _last_turn(self) -> None:
+        self.side.on_turn(self._context.now())
 
     def __enter__(self) -> Manager:
         return self

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kvbaton.errors import KVBatonError, RoomError, RowsError, TransferAborted
+from kvbaton.errors import KVBatonError, RoomError, RowsError
 from kvbaton.plan import Pages
 from kvbaton.protocol import (
     Abort,
@@ -158,8 +158,6 @@ class PrefillSide(Side[SenderRoom]):
             return []
         actions = self.core.open(entry.room.room, self.context.now())
         entry.opened = True
-        if self._closing:
-            actions += self._fail(entry, self._closing, TransferAborted)
         return actions
 
     def _close_in_core(self, number: int) -> list[Action]:

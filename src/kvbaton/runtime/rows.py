@@ -121,8 +121,11 @@ def ranges_and_slots(
         if component.kind == "slot":
             slots.add(component.name)
         elif component.kind != "aux":
-            # Pages that begin later than the chunk hold only its end: a window's rows, for instance.
-            first = max(tokens[0], layout.owned.global_token(pages[component.name].start))
+            # Pages that begin later than the chunk hold only its end: a window's rows, for instance. A rank that owns
+            # some of the tokens has no row of the others, and still gives all of its own.
+            start, size = pages[component.name].start, component.page_size
+            later = start > layout.owned.local_count(tokens[0]) // size * size
+            first = max(tokens[0], layout.owned.global_token(start)) if later else tokens[0]
             if first < tokens[1]:
                 ranges[component.name] = (first, tokens[1])
     return ranges, frozenset(slots)

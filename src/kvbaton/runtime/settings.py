@@ -23,7 +23,9 @@ class Settings:
     """How often a prefill rank tells the registry that it lives."""
     fence_retry_seconds: float = 0.2
     """How often it is tried to prove that a lost peer can write no more."""
-    queued_frames: int = 100_000
+    close_seconds: float = 2.0
+    """How long `Manager.close` waits for writes that are under way."""
+    queued_frames: int = 16_384
     """Control frames that may wait for a peer that does not read; more, and the peer counts as lost."""
     striped: bool = False
     """Whether source ranks that hold the same data share the work by token stripes; the decode side decides."""

@@ -51,8 +51,6 @@ class Side(ABC, Generic[Entry]):
         """Frames dropped because they could not be decoded, by error."""
         self._name = name
         self._noun = noun
-        self._closing = ""
-        """Why no room can begin any more; empty as long as rooms can."""
 
     # Called by the engine, on any thread.
 
@@ -108,8 +106,7 @@ class Side(ABC, Generic[Entry]):
         """Let time pass; returns when the next turn is due at the latest."""
 
     def fail_all(self, reason: str) -> None:
-        """Abort every room, and let none begin: the manager closes."""
-        self._closing = reason
+        """Abort every room: the manager closes, and lets none begin any more."""
         for entry in self.rooms.entries():
             self.perform(self._fail(entry, reason, TransferAborted))
 

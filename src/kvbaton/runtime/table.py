@@ -31,6 +31,7 @@ class RoomTable(Generic[Entry]):
         self._side = side
         self._noun = noun
         self._entries: dict[int, Entry] = {}
+        self._shut = False
         self.lock = threading.Lock()
         """Also for posting what must reach the control thread in the order of the table's changes."""
 
@@ -40,6 +41,15 @@ class RoomTable(Generic[Entry]):
     def get(self, number: int) -> Entry | None:
         """The room of this number, if it is in use."""
         return self._entries.get(number)
+
+    def shut(self) -> None:
+        """Let no room enter any more."""
+        with self.lock:
+            self._shut = True
+
+    def quiet(self) -> bool:
+        """Whether the rows of every room are released."""
+        return all(entry.room.rows_released for entry in self.entries())
 
     def entries(self) -> list[Entry]:
         """All rooms."""
@@ -61,6 +71,8 @@ class RoomTable(Generic[Entry]):
     def add(self, entry: Entry) -> None:
         """Enter a room. Raises `RoomError` if its number is in use. Under the lock."""
         number = entry.room.room
+        if self._shut:
+            raise RoomError(f"{self._side}: room {number}: the manager is closed")
         if number in self._entries:
             raise RoomError(
                 f"{self._side}: room {number} is in use ({self._entries[number].room.poll().value}); close its "

@@ -160,11 +160,11 @@ def wait_until(
 class PDCluster:
     """Prefill servers, decode servers and the router over them, as child processes; a context manager.
 
-    Entering it returns when the router has found every server. ``url`` is the router's; ``logs`` the folder of the log
-    files (a new temporary one if none is given, removed again if nothing failed). ``command`` makes the command lines of the servers: the default runs
-    ``kvbaton serve`` with ``model`` and the engines' options (JSON values): those of both roles, of prefill
-    and of decode. ``router_options`` are flags of ``kvbaton serve router``. Raises `ProcessFailed` if one
-    does not get ready.
+    Entering it returns when the router has found every server. ``url`` is the router's; ``logs`` the folder of the
+    log files (a new temporary one if none is given, removed again if nothing failed). ``command`` makes the command
+    lines of the servers: the default runs ``kvbaton serve`` with ``model`` and the engines' options (JSON values):
+    those of both roles, of prefill and of decode. ``router_options`` are flags of ``kvbaton serve router``. Raises
+    `ProcessFailed` if one does not get ready.
     """
 
     def __init__(

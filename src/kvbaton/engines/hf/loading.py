@@ -14,8 +14,8 @@ from kvbaton.engines.hf.decode import DecodeEngine
 from kvbaton.engines.hf.pools import Pools
 from kvbaton.engines.hf.prefill import PrefillEngine
 from kvbaton.errors import ConfigurationError
-from kvbaton.registry import RegistryClient
 from kvbaton.protocol import Deadlines
+from kvbaton.registry import RegistryClient
 from kvbaton.runtime import Manager, Settings
 
 OPTIONS: dict[Role, tuple[str, ...]] = {
@@ -64,9 +64,9 @@ def open_engine(
     """A running engine of ``role`` for ``model``, a path or a loaded model.
 
     ``registry`` is as for `kvbaton.runtime.Manager`, and ``manager_options`` are passed on to it (transports, bind,
-    advertise, settings, ...). ``threads`` limits torch, in the whole process. ``offer_wait_seconds`` is how long a request
-    waits until the other side is ready for it. ``options`` go to `PrefillEngine`
-    (chunk_tokens) or `DecodeEngine` (max_batch, corrupt, corrupt_page). The engine owns manager and pools: `close` it.
+    advertise, settings, ...). ``threads`` limits torch, in the whole process. ``offer_wait_seconds`` is how long a
+    request waits until the other side is ready for it. ``options`` go to `PrefillEngine` (chunk_tokens) or
+    `DecodeEngine` (max_batch, corrupt, corrupt_page). The engine owns manager and pools: `close` it.
 
     Raises `ConfigurationError` for a model or an option that cannot be used, and what `Manager` raises.
     """
