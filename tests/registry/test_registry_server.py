@@ -3,6 +3,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
+import socket
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -197,3 +200,16 @@ def test_stop_twice_and_before_start() -> None:
     server.start()
     server.stop()
     server.stop()
+
+
+def test_a_client_that_hangs_up_is_no_error_of_the_server(
+    server: RegistryServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(server.url.rsplit(":", 1)[1])
+    head = b"PUT /v1/ranks HTTP/1.1\r\nHost: registry\r\nContent-Length: 100\r\n\r\n"
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(head + b"{")
+    assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
+    time.sleep(0.2)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -37,7 +37,7 @@ def run_demo(*, everything: bool, transport: str, prompts: int, json_path: Path)
             names = tuple(CACHE_OF) if everything else ONE_OF_EACH_KIND
             trained = trained_case(prompts)
             report.say(
-                "Each model runs as a prefill server, a decode server and sglang-router: three processes. "
+                "Each model runs as a prefill server, a decode server and sglang-router: three processes.\n"
                 "Every answer is compared with a single process."
             )
             result = _run_case(trained, transport, report)

@@ -21,6 +21,7 @@ try:
     from fastapi import FastAPI, Request
     from fastapi.responses import Response
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
 except ImportError as error:  # pragma: no cover - needs an environment without the extra
     raise ConfigurationError(
         f"the registry server needs FastAPI and uvicorn ({error}): install kvbaton[registry]"
@@ -35,7 +36,10 @@ class BodyTooLarge(KVBatonError):
 
 
 async def read_body(request: Request, limit: int, seconds: float = BODY_SECONDS) -> bytes:
-    """Read a body of at most ``limit`` bytes; raises `BodyTooLarge`, or `TimeoutError` if it takes over ``seconds``."""
+    """Read a body of at most ``limit`` bytes.
+
+    Raises `BodyTooLarge`, and `TimeoutError` if it is not whole in ``seconds``, or the client hung up.
+    """
 
     async def read() -> bytes:
         body = bytearray()
@@ -49,6 +53,8 @@ async def read_body(request: Request, limit: int, seconds: float = BODY_SECONDS)
         return await asyncio.wait_for(read(), seconds)
     except asyncio.TimeoutError:  # Another class than TimeoutError before Python 3.11.
         raise TimeoutError(f"the body did not arrive in {seconds:g} s") from None
+    except ClientDisconnect:
+        raise TimeoutError("the client hung up before its body was whole") from None
 
 
 def make_app(table: RegistryTable, clock: Callable[[], float] = time.monotonic, max_body: int = MAX_BODY) -> FastAPI:
