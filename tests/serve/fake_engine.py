@@ -105,9 +105,10 @@ class FakeEngine:
 
     def release(self, handle: FakeHandle) -> None:
         with self._lock:
-            self.pages.pop(id(handle), None)
+            # Before the pages go: who waits for that then finds the cancel.
             if handle.cancelled.is_set():
                 self.cancelled.append(handle.request.room)
+            self.pages.pop(id(handle), None)
 
     def work(self, handle: FakeHandle) -> EndEvent:
         request = handle.request

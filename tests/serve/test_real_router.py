@@ -210,7 +210,7 @@ def test_a_client_that_leaves_cancels_both_sides(deployment: Deployment, stream:
         deployment.client.post("/generate", json={"input_ids": [HANG, 20], "stream": stream}, timeout=0.5)
     wait_for(lambda: not any(engine.pages for engine in deployment.engines))
     assert sorted(len(engine.cancelled) for engine in deployment.engines) == [0, 0, 1, 1]
-    assert all(app.state.service.running == 0 for app in deployment.apps)
+    wait_for(lambda: all(app.state.service.running == 0 for app in deployment.apps))
 
 
 def test_a_client_that_leaves_a_stream_cancels_decode(deployment: Deployment) -> None:
