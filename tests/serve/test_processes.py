@@ -116,7 +116,7 @@ def test_a_cluster_of_two_and_two(tmp_path: Path) -> None:
 
 def test_a_cluster_that_does_not_start_leaves_nothing(tmp_path: Path) -> None:
     cluster = PDCluster(command=fake("never"), logs=tmp_path, ready_seconds=60)
-    with pytest.raises(ProcessFailed, match=r"prefill-0 ended with exit code 3(.|\n)*cannot find the model"):
+    with pytest.raises(ProcessFailed, match=r"(prefill|decode)-0 ended with exit code 3(.|\n)*cannot find the model"):
         cluster.start()
     assert cluster.processes == []
     for url in (*cluster.prefill_urls, *cluster.decode_urls):
