@@ -36,8 +36,8 @@ EXPECTED = {
 def test_components_and_their_layers(name):
     found: dict[str, tuple[str, list[int]]] = {}
     for place in describe(cached_model(name)).places:
-        kind, layers = found.setdefault(place.component, (place.kind, []))
-        assert kind == place.kind
+        kind, layers = found.setdefault(place.component, (str(place.kind), []))
+        assert kind == str(place.kind)
         if place.layer not in layers:
             layers.append(place.layer)
     assert found == EXPECTED[name]

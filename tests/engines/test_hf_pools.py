@@ -11,6 +11,7 @@ from kvbaton.engines.hf import ARCHITECTURES, Pools
 from kvbaton.engines.hf.forward import Runner, chunks
 from kvbaton.engines.hf.pools import Aux, FreeList
 from kvbaton.errors import ConfigurationError, RowsError
+from kvbaton.layout import PAGED
 
 CANARY = 0x5A
 
@@ -60,8 +61,8 @@ def test_a_cache_comes_back_as_it_was_and_no_other_row_changes(name, tokens, pag
     for component in pools.layout.components:
         for tensor in component.tensors:
             memory = pools.memory.array[tensor.offset : tensor.offset + tensor.rows * tensor.row_stride]
-            used = [rows.slot] if component.kind in ("slot", "aux") else rows.pages[component.name]
-            untouched = np.delete(memory.reshape(tensor.rows, -1), used, axis=0) if component.kind != "aux" else memory
+            used = [rows.slot] if not component.kind.has_tokens else rows.pages[component.name]
+            untouched = np.delete(memory.reshape(tensor.rows, -1), used, axis=0) if not component.kind.aux else memory
             assert (untouched == CANARY).all()
     pools.free(other)
     pools.free(rows)
@@ -75,7 +76,7 @@ def test_a_window_has_pages_by_absolute_position(pools_of):
     assert len(rows.pages["window"]) == 3
     assert rows.first["window"] == 64
     assert len(rows.pages["kv"]) == 7
-    assert [len(pages) for pages in pools.pages_of(rows, "paged", (16, 40)).values()] == [2]
+    assert [len(pages) for pages in pools.pages_of(rows, PAGED, (16, 40)).values()] == [2]
     assert pools.windows() == {"window": 23}
 
 
@@ -88,7 +89,8 @@ def test_entries_are_sent_in_whole_multiples(pools_of):
 def test_the_layout_names_what_is_there(pools_of):
     components = {component.name: component for component in pools_of("qwen3_5").layout.components}
     kinds = {
-        name: (component.kind, component.page_size, len(component.tensors)) for name, component in components.items()
+        name: (str(component.kind), component.page_size, len(component.tensors))
+        for name, component in components.items()
     }
     assert kinds == {"conv": ("slot", 1, 2), "recurrent": ("slot", 1, 2), "kv": ("paged", 16, 4), "aux": ("aux", 1, 3)}
     assert [axis.name for axis in components["kv"].tensors[0].axes] == ["token", "head", "dim"]

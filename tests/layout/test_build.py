@@ -2,6 +2,7 @@ import pytest
 
 from kvbaton.errors import LayoutError, ShardError
 from kvbaton.layout import (
+    SLOT,
     Field,
     RankLayout,
     aux_fields,
@@ -106,12 +107,20 @@ def test_every_builder_makes_a_sound_layout():
         aux_fields({"token": ("int64", 1), "logits": ("float32", 7)}, rows=9, region=6),
     )
     check_layout(RankLayout(components), required_bytes(components))
-    assert [entry.kind for entry in components] == ["paged", "window", "paged", "paged", "slot", "slot", "aux"]
+    assert [str(entry.kind) for entry in components] == [
+        "paged",
+        "window of 6 tokens",
+        "paged",
+        "paged",
+        "slot",
+        "slot",
+        "aux",
+    ]
     assert components[4].tensors[0].row_stride == 16 * 3 * 2
     assert components[6].tensors[0].row_stride == 8 + 7 * 4
 
 
 def test_a_component_of_ones_own_fields():
-    made = component("x", "slot", [Field("a", "int8", (("i", 3, None),)), Field("b", "int8", ())], layers=(7,), rows=2)
+    made = component("x", SLOT, [Field("a", "int8", (("i", 3, None),)), Field("b", "int8", ())], layers=(7,), rows=2)
     assert [(t.role, t.offset, t.row_stride) for t in made.tensors] == [("a", 0, 3), ("b", 6, 1)]
     check_layout(RankLayout((made,)), [8])

@@ -7,13 +7,17 @@ from hypothesis import strategies as st
 
 from kvbaton.errors import LayoutError
 from kvbaton.layout import (
+    PAGED,
+    SLOT,
     Axis,
     Component,
     Coords,
+    Kind,
     Ownership,
     RankLayout,
     Tensor,
     check_layout,
+    compressed,
     paged_kv,
     required_bytes,
 )
@@ -22,7 +26,7 @@ HEAD = Axis("head", 4, 4, ((2, 2),))
 TOKENS = Axis("token", 8, 8, ((0, 8),))
 DIM = Axis("dim", 2, 2, ((0, 2),))
 KEY = Tensor("key", 5, 0, 16, 10, 64, "bfloat16", (TOKENS, HEAD, DIM))
-KV = Component("kv", "paged", (KEY,), page_size=8)
+KV = Component("kv", PAGED, (KEY,), page_size=8)
 SIZE = 16 + 10 * 64
 replace = msgspec.structs.replace
 
@@ -62,10 +66,10 @@ def test_an_elided_tensor_needs_no_bytes():
 def test_rows_may_lie_inside_the_outermost_axis():
     axes = (Axis("head", 2, 10 * 8, ((0, 2),)), Axis("token", 2, 4, ((0, 2),)), DIM)
     inside = Tensor("key", 0, 0, 0, 10, 8, "bfloat16", axes)
-    check_layout(RankLayout((Component("kv", "paged", (inside,), page_size=2),)), [160])
+    check_layout(RankLayout((Component("kv", PAGED, (inside,), page_size=2),)), [160])
     overlapping = replace(inside, axes=(Axis("head", 2, 72, ((0, 2),)), *axes[1:]))
     with pytest.raises(LayoutError, match=r"axis head.*stride is 72 bytes.*takes 80 bytes"):
-        check_layout(RankLayout((Component("kv", "paged", (overlapping,), page_size=2),)), [160])
+        check_layout(RankLayout((Component("kv", PAGED, (overlapping,), page_size=2),)), [160])
 
 
 BAD = {
@@ -87,12 +91,35 @@ BAD = {
     "token axis missing": (with_tensor(axes=(HEAD, DIM)), "needs the axis token, of size 8"),
     "token axis of another size": (with_axis(replace(TOKENS, size=4, spans=((0, 4),))), "size 4 .* page_size is 8"),
     "token axis cut": (with_axis(replace(TOKENS, spans=((0, 4), (4, 4)))), "must hold 0..8 in one span"),
-    "token axis in a slot": (replace(KV, kind="slot", page_size=1), "axis token: kind slot has rows of no token"),
-    "page size of a slot": (replace(KV, kind="slot"), "page_size of kind slot is 8, it must be 1"),
-    "page size 0": (replace(KV, page_size=0), "page_size of kind paged is 0"),
-    "window missing": (replace(KV, kind="window"), "window is 0"),
-    "window of a paged component": (replace(KV, window=3), "window of kind paged is 3, it must be 0"),
-    "unknown kind": (replace(KV, kind="ring"), "kind 'ring'"),
+    "token axis in a slot": (replace(KV, kind=SLOT, page_size=1), "axis token: kind slot has rows of no token"),
+    "page size of a slot": (replace(KV, kind=SLOT), r"page_size \(slot\) is 8, it must be 1"),
+    "page size 0": (replace(KV, page_size=0), r"page_size \(paged\) is 0"),
+    "entries do not fill a page": (
+        replace(KV, kind=compressed(3)),
+        "page_size .* is 8, not a multiple of the 3",
+    ),
+    "token axis without the ratio": (
+        replace(KV, kind=compressed(2)),
+        r"axis token: size 8 .* 2 tokens to .* 0\.\.4 in",
+    ),
+    "ratio 0": (replace(KV, kind=Kind(ratio=0)), "ratio of its kind is 0"),
+    "window and tail": (replace(KV, kind=Kind(window=4, tail=4)), "a window of 4 and a tail of 4 tokens"),
+    "negative window": (replace(KV, kind=Kind(window=-1)), "window of its kind is -1"),
+    "aux with tokens": (replace(KV, kind=Kind(aux=True)), "its kind is aux, but its rows hold tokens"),
+    "a state with a window": (
+        replace(KV, kind=Kind(per="request", window=1)),
+        "rows of a request have no ratio",
+    ),
+    "unknown kind": (replace(KV, kind=Kind(per="layer")), "kind per 'layer' is neither"),
+    "a ring that is no bool": (replace(KV, kind=Kind(ring=2)), "ring of its kind is 2, not a bool"),
+    "ownership of a slot": (
+        replace(KV, kind=SLOT, page_size=1, owned=Ownership(), tensors=()),
+        "owned is given, but",
+    ),
+    "ownership that cuts entries": (
+        replace(KV, kind=compressed(4), owned=Ownership(6, 2, 0)),
+        "in units of 6, not a multiple of the 4 tokens",
+    ),
     "the same tensor twice": (replace(KV, tensors=(KEY, KEY)), "role key, layer 5: is listed twice"),
     "the same axis twice": (with_tensor(axes=(TOKENS, HEAD, HEAD, DIM)), "axis head: is listed twice"),
     "too many axes": (with_tensor(axes=(TOKENS, *(Axis(f"a{i}", 1, 0, ((0, 1),)) for i in range(8)))), "9 axes"),

@@ -60,7 +60,7 @@ def content(component, role, layer, token, indices, itemsize):
 def walk(rank, component, wanted):
     """``(tensor, token, addresses, indices)`` for each token of ``wanted`` (or slot) of each tensor with rows."""
     rows, start = rank.rows[component.name], rank.start.get(component.name, 0)
-    with_tokens = component.kind in ("paged", "window")
+    with_tokens = component.kind.has_tokens
     places = []
     if with_tokens:
         here = {

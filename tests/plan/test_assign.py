@@ -100,7 +100,13 @@ def test_replicated_slots_have_one_holder():
     state = recurrent_state(layers=range(2), rows=2, heads=2, shape=(2, 2), dtype="float32")
     layouts = [RankLayout((state,), Coords((rank, 3))) for rank in range(3)]
     assert writers(layouts, layouts) == [[0], [1], [2]]
-    assert writers(layouts, layouts, striped=True) == [[0], [1], [2]]
+
+
+def test_replicated_slots_are_striped_by_layers():
+    state = recurrent_state(layers=(1, 5, 9, 13), rows=2, heads=2, shape=(2, 2), dtype="float32")
+    layouts = [RankLayout((state,), Coords((rank, 3))) for rank in range(3)]
+    shares = assign(layouts, layouts[1], destination_index=1, striped=True)
+    assert [[part.layers for part in share.parts] for share in shares] == [[(9,)], [(1, 13)], [(5,)]]
 
 
 def test_nothing_needed_gives_empty_shares():

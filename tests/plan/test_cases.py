@@ -5,7 +5,7 @@ import pytest
 from oracle import Rank, expected_regions, run_transfer, write_content
 
 from kvbaton.errors import RowsError
-from kvbaton.layout import Field, RankLayout, component, conv_state, paged_kv, replicated_spans
+from kvbaton.layout import PAGED, Field, RankLayout, component, conv_state, paged_kv, replicated_spans
 from kvbaton.plan import Pages, assign, compile_pair
 
 
@@ -68,7 +68,7 @@ def test_d02b_head_slices(rank, right):
 
 def keys_alone(rank, tp):
     axes = (("token", 2, None), ("head", 8, replicated_spans(8, rank, tp)), ("dim", 4, None))
-    return RankLayout((component("kv", "paged", [Field("key", "bfloat16", axes)], layers=(0,), rows=4, page_size=2),))
+    return RankLayout((component("kv", PAGED, [Field("key", "bfloat16", axes)], layers=(0,), rows=4, page_size=2),))
 
 
 CONV = {"blocks": {"q": 8, "k": 8, "v": 16}, "columns": 3, "dtype": "bfloat16", "layers": (0,), "rows": 2}

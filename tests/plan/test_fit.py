@@ -5,6 +5,7 @@ import pytest
 
 from kvbaton.errors import LayoutMismatch
 from kvbaton.layout import (
+    SLOT,
     Axis,
     Component,
     Field,
@@ -41,8 +42,16 @@ NOT_FITTING = {
     ),
     "axis size": (layout(), layout(head_dim=16), r"role key, layer 0, axis dim: size is 8 at the source and 16"),
     "heads of the model": (layout(), layout(heads=2), r"layer 0, axis head: size is 4 at the source and 2"),
-    "kind": (layout(), layout(window=5), r"component kv: kind is paged at the source .* and window"),
-    "window": (layout(window=4), layout(window=5), r"component kv: window is 4 tokens at the source .* and 5"),
+    "kind": (
+        layout(),
+        layout(window=5),
+        r"kv: its kind is 'paged' at the source .* and 'window of 5 tokens'",
+    ),
+    "window": (
+        layout(window=4),
+        layout(window=5),
+        "'window of 4 tokens' at the source .* 'window of 5",
+    ),
     "layers": (layout(), layout(layers=(0, 7)), r"role key, layer 7: .* the sources have layers 0 to 1 \(2 of them\)"),
     "axes": (
         edited(axes=layout().components[0].tensors[0].axes[:2]),
@@ -137,7 +146,7 @@ def scattered(counts):
         spans = tuple((2 * i, 1) for i in range(count))
         axes.append(Axis(f"axis{number}", 2 * count, stride, spans))
         stride *= count
-    return RankLayout((Component("state", "slot", (Tensor("state", 0, 0, 0, 2, stride, "uint8", tuple(axes)),)),))
+    return RankLayout((Component("state", SLOT, (Tensor("state", 0, 0, 0, 2, stride, "uint8", tuple(axes)),)),))
 
 
 def test_layouts_in_too_many_cells_are_refused():
@@ -150,7 +159,7 @@ def test_rows_in_too_many_boxes_are_refused():
     layouts = []
     for order in (axes, axes[::-1]):
         fields = [Field("state", "uint8", tuple(order))]
-        layouts.append(RankLayout((component("state", "slot", fields, layers=(0,), rows=1),)))
+        layouts.append(RankLayout((component("state", SLOT, fields, layers=(0,), rows=1),)))
     with pytest.raises(LayoutMismatch, match=r"role state, layer 0: .* break each row into more than 65536 boxes"):
         compile_pair(*layouts)
     assert compile_pair(layouts[0], layouts[0]).components == ("state",)

@@ -23,8 +23,8 @@ def give_rows(rank, tokens, first, generator):
     for component in rank.layout.components:
         registered = max((tensor.rows for tensor in component.tensors), default=0)
         free = generator.permutation(registered)
-        if component.kind in ("slot", "aux"):
-            rank.rows[component.name] = free[: 1 if component.kind == "aux" else SLOTS]
+        if not component.kind.has_tokens:
+            rank.rows[component.name] = free[: 1 if component.kind.aux else SLOTS]
             continue
         local = local_tokens(rank.layout.owned, tokens)
         before = len([token for token in local if token < first[component.name]])

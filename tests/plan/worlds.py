@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from kvbaton.layout import Axis, Component, Coords, Ownership, RankLayout, Tensor
+from kvbaton.layout import AUX, PAGED, SLOT, Axis, Component, Coords, Ownership, RankLayout, Tensor, window
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "uint8": 1, "int64": 8}
 PAGE_SIZES = (1, 2, 3, 4, 6, 16)
@@ -137,7 +137,8 @@ def laid_out(draw, entry, layers, page_size, rows, tp, region):
         else t
         for t in made
     ]
-    return Component(entry.name, entry.kind, tuple(kept), page_size, entry.window)
+    kind = {"paged": PAGED, "slot": SLOT, "aux": AUX}.get(entry.kind) or window(entry.window)
+    return Component(entry.name, kind, tuple(kept), page_size)
 
 
 @st.composite

@@ -1,6 +1,6 @@
 """One message of each kind, with every field set: the golden vectors are made of them."""
 
-from kvbaton.layout import Axis, Component, Coords, Ownership, RankLayout, Tensor
+from kvbaton.layout import PAGED, SLOT, Axis, Component, Coords, Ownership, RankLayout, Tensor
 from kvbaton.protocol import (
     Abort,
     AbortAck,
@@ -14,6 +14,7 @@ from kvbaton.protocol import (
     Welcome,
     rows_to_bytes,
 )
+from kvbaton.protocol.messages import PROTOCOL_VERSION
 
 
 def small_layout(rank=0, size=1, rows=4):
@@ -22,7 +23,7 @@ def small_layout(rank=0, size=1, rows=4):
     tensor = Tensor("key", 0, 0, 0, rows, 16 * heads.local_size, "bfloat16", axes)
     state = Tensor("conv", 1, 1, 64, rows, 32, "float32", (Axis("channel", 8, 4, ((0, 2), (4, 6))),))
     return RankLayout(
-        (Component("kv", "paged", (tensor,), page_size=2), Component("gdn", "slot", (state,))),
+        (Component("kv", PAGED, (tensor,), page_size=2), Component("gdn", SLOT, (state,))),
         Coords(tp=(rank, size)),
         Ownership(2, 1, 0),
     )
@@ -30,7 +31,7 @@ def small_layout(rank=0, size=1, rows=4):
 
 EXAMPLES = {
     "hello": Hello(
-        version=1,
+        version=PROTOCOL_VERSION,
         instance="decode-1",
         model="tiny",
         layout=small_layout(),

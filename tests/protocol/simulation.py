@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvbaton.errors import RoomError
+from kvbaton.layout import PAGED, SLOT, window
 from kvbaton.protocol import (
     ComponentNeed,
     Deadlines,
@@ -121,7 +122,7 @@ class World:
             self._connect(prefill, decode_rank)
 
     def _make_shares(self, prefills, decodes):
-        kinds = {"kv": ComponentNeed("paged"), "swa": ComponentNeed("window", WINDOW), "gdn": ComponentNeed("slot")}
+        kinds = {"kv": ComponentNeed(PAGED), "swa": ComponentNeed(window(WINDOW)), "gdn": ComponentNeed(SLOT)}
         shares = {}
         for destination in range(decodes):
             chosen = [[name for name in kinds if self.random.random() < 0.6] for _ in range(prefills)]
@@ -437,8 +438,8 @@ class World:
         for prefill in range(len(self.prefills)):
             share, parts = self.shares[prefill, life.rank]
             for name, need in share.components.items():
-                first = max(life.prefix, life.tokens - need.window) if need.kind == "window" else life.prefix
-                wanted = {"slot"} if need.kind == "slot" else set(range(first, life.tokens))
+                first = max(life.prefix, life.tokens - need.kind.window) if need.kind.window else life.prefix
+                wanted = set(range(first, life.tokens)) if need.kind.has_tokens else {"slot"}
                 assert life.landed[prefill, name] == wanted, f"room {life.room}, part {prefill}, {name}: not all there"
             assert len(life.origins[prefill]) <= 1, "data of two lives of the sender were mixed"
             assert sorted(part for part, _ in life.delivered) == sorted(parts)

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from kvbaton.errors import RoomError, RowsError
+from kvbaton.layout import PAGED, SLOT
 from kvbaton.protocol import (
     Abort,
     AbortAck,
@@ -81,7 +82,7 @@ class Watch:
 def test_prefill_core(data):
     core = PrefillCore(LIMITS)
     watch = Watch(core)
-    needs = {"kv": ComponentNeed("paged"), "gdn": ComponentNeed("slot")}
+    needs = {"kv": ComponentNeed(PAGED), "gdn": ComponentNeed(SLOT)}
     for index, peer in enumerate("abc"):
         core.peer_joined(peer, PeerShare(needs, index % 2, 2, 0, True, True))
     now = 0.0
@@ -172,8 +173,8 @@ def test_a_room_between_others_succeeds_whatever_strangers_say(noise):
     decode, prefill = DecodeCore(LIMITS), PrefillCore(LIMITS)
     decode.peer_joined("a", 0, (0,))
     decode.peer_joined("c", 1, (1,))
-    prefill.peer_joined("a", PeerShare({"kv": ComponentNeed("paged")}, 0, 1, 0, True))
-    prefill.peer_joined("c", PeerShare({"kv": ComponentNeed("paged")}, 0, 1, 0, True))
+    prefill.peer_joined("a", PeerShare({"kv": ComponentNeed(PAGED)}, 0, 1, 0, True))
+    prefill.peer_joined("c", PeerShare({"kv": ComponentNeed(PAGED)}, 0, 1, 0, True))
     decode.open(1, ("a",), 0.0)
     decode.offer(1, {"kv": Rows(rows_to_bytes([5]))}, 16, 0.0)
     prefill.open(1, 0.0)

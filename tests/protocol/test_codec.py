@@ -10,7 +10,7 @@ from hypothesis import given
 from message_examples import EXAMPLES
 
 from kvbaton.errors import ProtocolError, RowsError, VersionMismatch
-from kvbaton.layout import Axis, Component, RankLayout, Tensor
+from kvbaton.layout import PAGED, SLOT, Axis, Component, RankLayout, Tensor, window
 from kvbaton.protocol import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -161,7 +161,7 @@ NESTED = [[[4096, 4096, 512], [], [256]], [[]], [], [[2**40]], [[2**31], [2**32 
 
 def layout_of(lengths):
     """A layout whose tensors have these row lengths, component by component."""
-    kinds = ["slot", "window", "paged"]
+    kinds = [SLOT, window(4), PAGED]
     return RankLayout(
         tuple(
             Component(
@@ -247,7 +247,7 @@ def test_packed_rows_that_are_none(packed, text):
 
 def test_head_is_six_bytes():
     assert HEAD_BYTES == 6
-    assert encode(Ping(1))[:6] == b"KVB\x1e\x01\x00"
+    assert encode(Ping(1))[:6] == b"KVB\x1e\x02\x00"
 
 
 def test_decoding_makes_only_the_types_of_messages():

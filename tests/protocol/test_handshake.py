@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from kvbaton.errors import HandshakeError, LayoutMismatch, SelfConnection, VersionMismatch
-from kvbaton.layout import Axis, Component, Coords, Ownership, RankLayout, Tensor
+from kvbaton.layout import AUX, PAGED, SLOT, Axis, Component, Coords, Ownership, RankLayout, Tensor, window
 from kvbaton.protocol import (
     PROTOCOL_VERSION,
     ComponentNeed,
@@ -21,7 +21,7 @@ from kvbaton.protocol import (
 HEADS = 4
 
 
-def rank(tp, of, *, heads=HEADS, dtype="bfloat16", rows=8, aux=False, window=False):
+def rank(tp, of, *, heads=HEADS, dtype="bfloat16", rows=8, aux=False, windowed=False):
     """One rank of a small hybrid model: sliced heads, a state on every rank, and aux data if asked for."""
     share = max(heads // of, 1)
     span = (tp * heads // of, share)
@@ -32,12 +32,12 @@ def rank(tp, of, *, heads=HEADS, dtype="bfloat16", rows=8, aux=False, window=Fal
     )
     key = Tensor("key", 0, 0, 0, rows, 16 * share, dtype, axes)
     state = Tensor("recurrent", 1, 1, 0, rows, 32, "float32", (Axis("value", 8, 4, ((0, 8),)),))
-    components = [Component("kv", "paged", (key,), page_size=2), Component("gdn", "slot", (state,))]
-    if window:
-        components[0] = Component("kv", "window", (key,), page_size=2, window=4)
+    components = [Component("kv", PAGED, (key,), page_size=2), Component("gdn", SLOT, (state,))]
+    if windowed:
+        components[0] = Component("kv", window(4), (key,), page_size=2)
     if aux:
         token = Tensor("token", 0, 2, 0, rows, 8, "int64", (Axis("value", 1, 8, ((0, 1),)),))
-        components.append(Component("first", "aux", (token,)))
+        components.append(Component("first", AUX, (token,)))
     return RankLayout(tuple(components), Coords(tp=(tp, of)))
 
 
@@ -69,7 +69,7 @@ def test_a_handshake_that_holds():
     message = hello(sources, rank(0, 1), source_index=1)
     accepted = answer(message, sources[1])
     # Both ranks hold the state; one of them sends it.
-    assert accepted.share == PeerShare({"kv": ComponentNeed("paged")}, 0, 1, part=1, sends=True, carries_aux=False)
+    assert accepted.share == PeerShare({"kv": ComponentNeed(PAGED)}, 0, 1, part=1, sends=True, carries_aux=False)
     assert accepted.plan.components == ("kv",)
     assert accepted.transports == ("shm", "tcp")
     welcome = decode(encode(accepted.welcome("prefill", "shm", b"mine")))
@@ -78,11 +78,11 @@ def test_a_handshake_that_holds():
 
 
 def test_the_share_carries_what_the_core_must_know():
-    owned = msgspec.structs.replace(rank(0, 1, aux=True, window=True), owned=Ownership(2, 1, 0))
+    owned = msgspec.structs.replace(rank(0, 1, aux=True, windowed=True), owned=Ownership(2, 1, 0))
     accepted = answer(hello([owned], owned), owned)
     assert accepted.share.components == {
-        "kv": ComponentNeed("window", 4, Ownership(2, 1, 0)),
-        "gdn": ComponentNeed("slot", 0, Ownership(2, 1, 0)),
+        "kv": ComponentNeed(window(4), Ownership(2, 1, 0)),
+        "gdn": ComponentNeed(SLOT),
     }
     assert accepted.share.carries_aux
 

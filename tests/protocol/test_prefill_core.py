@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from kvbaton.errors import DeadlineExceeded, HandshakeError, PeerLost, RoomError, RowsError, TransferAborted
-from kvbaton.layout import Ownership
+from kvbaton.layout import PAGED, SLOT, Ownership, window
 from kvbaton.protocol import (
     Abort,
     AbortAck,
@@ -29,7 +29,7 @@ from kvbaton.protocol import (
 )
 from kvbaton.protocol.prefill_room import Submission, merge
 
-KV = {"kv": ComponentNeed("paged")}
+KV = {"kv": ComponentNeed(PAGED)}
 LIMITS = Deadlines(offer_wait=30, transfer=20, drain=5, parked_offers=3, parked_bytes=1000, parked_seconds=10)
 
 
@@ -101,15 +101,15 @@ def test_one_room_from_open_to_success(offer_first):
 @pytest.mark.parametrize(
     ("needs", "tokens", "prefix", "expected"),
     [
-        ({"kv": ComponentNeed("paged")}, 32, 0, {"kv": (0, 32)}),
-        ({"kv": ComponentNeed("paged")}, 32, 20, {"kv": (20, 32)}),
-        ({"kv": ComponentNeed("paged")}, 32, 32, None),
-        ({"kv": ComponentNeed("window", 8)}, 32, 0, {"kv": (24, 32)}),
-        ({"kv": ComponentNeed("window", 8)}, 32, 28, {"kv": (28, 32)}),
-        ({"kv": ComponentNeed("window", 64)}, 32, 0, {"kv": (0, 32)}),
+        ({"kv": ComponentNeed(PAGED)}, 32, 0, {"kv": (0, 32)}),
+        ({"kv": ComponentNeed(PAGED)}, 32, 20, {"kv": (20, 32)}),
+        ({"kv": ComponentNeed(PAGED)}, 32, 32, None),
+        ({"kv": ComponentNeed(window(8))}, 32, 0, {"kv": (24, 32)}),
+        ({"kv": ComponentNeed(window(8))}, 32, 28, {"kv": (28, 32)}),
+        ({"kv": ComponentNeed(window(64))}, 32, 0, {"kv": (0, 32)}),
         # This decode rank owns tokens 16..31 of each 32: nothing of the first 16.
-        ({"kv": ComponentNeed("paged", 0, Ownership(16, 2, 1))}, 16, 0, None),
-        ({"kv": ComponentNeed("paged", 0, Ownership(16, 2, 1))}, 17, 0, {"kv": (0, 17)}),
+        ({"kv": ComponentNeed(PAGED, Ownership(16, 2, 1))}, 16, 0, None),
+        ({"kv": ComponentNeed(PAGED, Ownership(16, 2, 1))}, 17, 0, {"kv": (0, 17)}),
     ],
 )
 def test_only_what_is_needed_is_written(needs, tokens, prefix, expected):
@@ -129,8 +129,8 @@ def test_only_what_is_needed_is_written(needs, tokens, prefix, expected):
         (KV, {}, {"ranges": {"kv": (0, 31)}}, "'kv': tokens 0 to 32 are needed, those from 31 on were not sent"),
         (KV, {"prefix": 4}, {"ranges": {"kv": (5, 32)}}, "'kv': tokens 4 to 32 are needed, those from 4 on"),
         (KV, {}, {"ranges": {}}, "'kv': tokens 0 to 32"),
-        ({"kv": ComponentNeed("window", 8)}, {}, {"ranges": {"kv": (25, 32)}}, "'kv': tokens 24 to 32"),
-        ({"gdn": ComponentNeed("slot")}, {"names": ("gdn",)}, {}, "'gdn': the receiver offered slots"),
+        ({"kv": ComponentNeed(window(8))}, {}, {"ranges": {"kv": (25, 32)}}, "'kv': tokens 24 to 32"),
+        ({"gdn": ComponentNeed(SLOT)}, {"names": ("gdn",)}, {}, "'gdn': the receiver offered slots"),
         (KV, {"aux_row": 0}, {}, "waits for aux data"),
     ],
 )
@@ -155,7 +155,7 @@ def test_what_is_missing_fails_both_sides_with_its_name_and_numbers(needs, asked
     [
         (KV, (), (), "'kv': the receiver offered 0 rows for tokens 0 to 32"),
         (KV, ("kv",), (), "'kv': the receiver offered 0 rows"),
-        ({"gdn": ComponentNeed("slot")}, ("kv",), (1,), "'gdn': the receiver offered no slots"),
+        ({"gdn": ComponentNeed(SLOT)}, ("kv",), (1,), "'gdn': the receiver offered no slots"),
     ],
 )
 def test_an_offer_without_rows_for_what_moves_is_refused(needs, names, rows, text):
@@ -198,7 +198,7 @@ def test_components_outside_the_share_are_left_to_the_other_ranks():
 
 
 def test_slots_move_with_the_finish_and_an_empty_list_means_none():
-    needs = {"gdn": ComponentNeed("slot"), "conv": ComponentNeed("slot")}
+    needs = {"gdn": ComponentNeed(SLOT), "conv": ComponentNeed(SLOT)}
     core = core_with(share(needs))
     core.open(7, 0.0)
     core.handle("d0", Offer(7, 1, 32, {"gdn": Rows(rows_to_bytes([5])), "conv": Rows(b"")}), 0.0)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from kvbaton.errors import RoomError
+from kvbaton.layout import PAGED, SLOT
 from kvbaton.protocol import (
     Abort,
     AbortAck,
@@ -29,7 +30,7 @@ from kvbaton.protocol import (
 )
 
 LIMITS = Deadlines(offer_wait=30, transfer=20, drain=5)
-SLOT = ComponentNeed("slot")
+STATE = ComponentNeed(SLOT)
 
 
 class Pair:
@@ -103,18 +104,18 @@ class Pair:
 @pytest.mark.parametrize(
     ("components", "offered", "prefix", "writes"),
     [
-        pytest.param({"kv": ComponentNeed("paged")}, {"kv": [1, 2]}, 0, 1, id="state is None"),
-        pytest.param({"kv": ComponentNeed("paged")}, {"kv": [1, 2]}, 0, 1, id="state is []"),
+        pytest.param({"kv": ComponentNeed(PAGED)}, {"kv": [1, 2]}, 0, 1, id="state is None"),
+        pytest.param({"kv": ComponentNeed(PAGED)}, {"kv": [1, 2]}, 0, 1, id="state is []"),
         pytest.param(
-            {"kv": ComponentNeed("paged"), "a": SLOT, "b": SLOT},
+            {"kv": ComponentNeed(PAGED), "a": STATE, "b": STATE},
             {"kv": [1, 2], "a": [], "b": []},
             0,
             1,
             id="state is [[], []]",
         ),
         # A component without bytes moves nothing, so it is in no share; the receiver offers its rows all the same.
-        pytest.param({"kv": ComponentNeed("paged")}, {"kv": [1, 2], "empty": [5]}, 0, 1, id="a buffer of length 0"),
-        pytest.param({"kv": ComponentNeed("paged")}, {"kv": []}, 32, 0, id="0 pages, the whole prompt is there"),
+        pytest.param({"kv": ComponentNeed(PAGED)}, {"kv": [1, 2], "empty": [5]}, 0, 1, id="a buffer of length 0"),
+        pytest.param({"kv": ComponentNeed(PAGED)}, {"kv": []}, 32, 0, id="0 pages, the whole prompt is there"),
         pytest.param({}, {}, 0, 0, id="nothing in common at all"),
     ],
 )
@@ -149,7 +150,7 @@ def test_nothing_to_send_still_completes(components, offered, prefix, writes, of
 
 def test_success_comes_with_the_seventh_delivery_and_not_before():
     names = ("c0", "c1", "c2")
-    pair = Pair(dict.fromkeys(names, ComponentNeed("paged")), sources=2)
+    pair = Pair(dict.fromkeys(names, ComponentNeed(PAGED)), sources=2)
     pair.open()
     pair.offer(names=names)
     for part, core in enumerate(pair.prefills):
@@ -167,7 +168,7 @@ def test_success_comes_with_the_seventh_delivery_and_not_before():
 
 
 def test_parts_of_nobody_do_not_bring_success_nearer():
-    pair = Pair({"c0": SLOT}, sources=2)
+    pair = Pair({"c0": STATE}, sources=2)
     pair.open()
     pair.offer(names=("c0",))
     for peer, part in ((0, 0), (0, 0), (0, 1), (1, 2), (1, 3)):
@@ -182,7 +183,7 @@ def test_parts_of_nobody_do_not_bring_success_nearer():
 
 
 def test_abort_after_success_changes_nothing_and_is_acknowledged_each_time():
-    pair = Pair({"kv": ComponentNeed("paged")})
+    pair = Pair({"kv": ComponentNeed(PAGED)})
     pair.open(41)
     pair.offer(41)
     pair.finish(41)
@@ -212,7 +213,7 @@ def test_abort_after_success_changes_nothing_and_is_acknowledged_each_time():
 
 @pytest.mark.parametrize("side", ["decode", "prefill"])
 def test_rows_come_back_only_when_the_write_has_ended(side):
-    pair = Pair({"kv": ComponentNeed("paged")})
+    pair = Pair({"kv": ComponentNeed(PAGED)})
     free = set(range(1, 14)) | set(range(45, 48))
     pair.open()
     pair.offer()
@@ -237,7 +238,7 @@ def test_rows_come_back_only_when_the_write_has_ended(side):
 
 
 def test_rows_come_back_at_once_when_nothing_was_posted():
-    pair = Pair({"kv": ComponentNeed("paged")})
+    pair = Pair({"kv": ComponentNeed(PAGED)})
     pair.open()
     pair.offer()
     pair.run(None, pair.decode.abort(7, "the client left", 1.0))
@@ -247,7 +248,7 @@ def test_rows_come_back_at_once_when_nothing_was_posted():
 
 
 def test_a_peer_that_never_confirms_is_cut_off_first():
-    pair = Pair({"kv": ComponentNeed("paged")})
+    pair = Pair({"kv": ComponentNeed(PAGED)})
     pair.open()
     pair.offer()
     pair.finish()
@@ -265,7 +266,7 @@ def test_a_peer_that_never_confirms_is_cut_off_first():
 
 
 def test_a_second_user_of_a_room_is_rejected_and_the_first_is_untouched():
-    pair = Pair({"kv": ComponentNeed("paged")})
+    pair = Pair({"kv": ComponentNeed(PAGED)})
     pair.open()
     pair.offer()
     for second in (lambda: pair.prefills[0].open(7, 0.0), lambda: pair.decode.open(7, pair.peers, 0.0)):
@@ -284,7 +285,7 @@ def test_a_thousand_interleavings_never_raise():
     outcomes = set()
     for seed in range(1000):
         chance = random.Random(seed)
-        pair = Pair({"kv": ComponentNeed("paged")})
+        pair = Pair({"kv": ComponentNeed(PAGED)})
         in_use, finished = set(), set()
         for _ in range(25):
             room = chance.randrange(3)
@@ -326,7 +327,7 @@ def test_a_thousand_interleavings_never_raise():
 
 
 def test_a_replaced_prefill_rank_serves_the_next_rooms():
-    pair = Pair({"kv": ComponentNeed("paged")})
+    pair = Pair({"kv": ComponentNeed(PAGED)})
     pair.open(1)
     pair.offer(1)
     pair.finish(1)
@@ -343,7 +344,7 @@ def test_a_replaced_prefill_rank_serves_the_next_rooms():
     # The new instance has a new key, and knows nothing of the old one's rooms.
     pair.peers = ("q0",)
     pair.prefills[0] = PrefillCore(LIMITS)
-    pair.prefills[0].peer_joined("d", PeerShare({"kv": ComponentNeed("paged")}, 0, 1, 0, True, True))
+    pair.prefills[0].peer_joined("d", PeerShare({"kv": ComponentNeed(PAGED)}, 0, 1, 0, True, True))
     pair.decode.peer_joined("q0", 0, (0,))
     pair.open(3)
     pair.offer(3)

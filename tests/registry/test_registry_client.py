@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvbaton.errors import ConfigurationError, RegistryError
+from kvbaton.layout import SLOT
 from kvbaton.layout.nouns import Axis, Component, Coords, RankLayout, Tensor
 from kvbaton.registry import HttpRegistry, MemoryRegistry, Registration, RegistryClient, RegistryRefused
 from kvbaton.registry.server import RegistryServer
@@ -17,7 +18,7 @@ TENSOR = Tensor("key", 3, 0, 1 << 40, 8, 512, "bfloat16", (Axis("head", 4, 64, (
 
 
 def rank(instance: str, tp: int = 0, size: int = 1) -> Registration:
-    layout = RankLayout((Component("state", "slot", (TENSOR,)),), Coords(tp=(tp, size)))
+    layout = RankLayout((Component("state", SLOT, (TENSOR,)),), Coords(tp=(tp, size)))
     return Registration(instance, f"tcp://127.0.0.1:{7000 + tp}", layout, "m")
 
 

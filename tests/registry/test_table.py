@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbaton.errors import RegistryError
+from kvbaton.layout import SLOT
 from kvbaton.layout.nouns import Axis, Component, Coords, Ownership, RankLayout, Tensor
 from kvbaton.registry import Limits, Registration, RegistryRefused, RegistryTable, UnknownDeployment
 
@@ -24,7 +25,7 @@ def rank(
     endpoint: str = "tcp://127.0.0.1:7000",
     owned: Ownership = Ownership(),  # noqa: B008 - frozen
 ) -> Registration:
-    layout = RankLayout((Component("state", "slot", (tensor,)),), coords, owned)
+    layout = RankLayout((Component("state", SLOT, (tensor,)),), coords, owned)
     return Registration(instance, endpoint, layout, model, deployment)
 
 
@@ -187,7 +188,7 @@ def test_what_no_rank_can_mean_is_refused(bad: Registration, message: str) -> No
 
 
 def test_component_named_twice_is_refused() -> None:
-    layout = RankLayout((Component("kv", "slot", ()), Component("kv", "slot", ())))
+    layout = RankLayout((Component("kv", SLOT, ()), Component("kv", SLOT, ())))
     with pytest.raises(RegistryRefused, match="component kv: is listed twice"):
         RegistryTable().register(Registration("a", "tcp://a:1", layout, "m"), 0.0)
 

@@ -132,7 +132,7 @@ class Rank:
         component = self.layout.component(name)
         for tensor in component.tensors:
             offsets, numbers, stride = _elements(tensor)
-            if component.kind in ("slot", "aux"):
+            if not component.kind.has_tokens:
                 positions = [(index, row, 0) for index, row in enumerate(rows)]
             else:
                 size = component.page_size

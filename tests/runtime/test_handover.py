@@ -25,7 +25,7 @@ def rows_for(model, page_size, tokens, first=3, step=1):
 def fill(ranks, rows, tokens, seed=1, aux=5):
     for rank in ranks:
         for component in rank.layout.components:
-            at = [aux] if component.kind == "aux" else rows[component.name]
+            at = [aux] if component.kind.aux else rows[component.name]
             rank.fill(component.name, at, (0, tokens), seed=seed)
 
 
@@ -46,7 +46,7 @@ def check(ranks, model, page_size, rows, tokens, prefix=0, seed=1, aux=1):
     for rank in ranks:
         for component in rank.layout.components:
             name = component.name
-            if component.kind == "aux":
+            if component.kind.aux:
                 if aux is not None:
                     rank.check(name, [aux], seed=seed)
             else:

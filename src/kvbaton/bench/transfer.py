@@ -14,7 +14,7 @@ import numpy as np
 from kvbaton import Component, Manager, RankLayout, Region, SharedMemory, Status
 from kvbaton.bench.report import Figure
 from kvbaton.errors import TransferFailed
-from kvbaton.layout import TOKEN, Axis, Tensor
+from kvbaton.layout import PAGED, TOKEN, Axis, Tensor
 from kvbaton.registry.server import RegistryServer
 
 LAYERS = 32
@@ -28,7 +28,7 @@ def _layout(piece: int, pages: int) -> RankLayout:
         for layer in range(LAYERS)
         for index, role in enumerate(("key", "value"))
     )
-    return RankLayout((Component("kv", "paged", tensors, 1),))
+    return RankLayout((Component("kv", PAGED, tensors, 1),))
 
 
 def _rows(pages: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

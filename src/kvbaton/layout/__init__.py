@@ -17,10 +17,14 @@ from kvbaton.layout.build import (
     whole,
 )
 from kvbaton.layout.check import check_layout
-from kvbaton.layout.nouns import DTYPE_BYTES, TOKEN, Axis, Component, Coords, Kind, Ownership, RankLayout, Span, Tensor
+from kvbaton.layout.kinds import AUX, PAGED, SLOT, Kind, compressed, ring, tail, window
+from kvbaton.layout.nouns import DTYPE_BYTES, TOKEN, Axis, Component, Coords, Ownership, RankLayout, Span, Tensor
 
 __all__ = [
+    "AUX",
     "DTYPE_BYTES",
+    "PAGED",
+    "SLOT",
     "TOKEN",
     "Axis",
     "Component",
@@ -34,6 +38,7 @@ __all__ = [
     "aux_fields",
     "check_layout",
     "component",
+    "compressed",
     "conv_state",
     "dense_axes",
     "index_keys",
@@ -42,7 +47,10 @@ __all__ = [
     "recurrent_state",
     "replicated_spans",
     "required_bytes",
+    "ring",
     "shard",
     "sharded_spans",
+    "tail",
     "whole",
+    "window",
 ]

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from kvbaton.errors import LayoutError, ShardError
-from kvbaton.layout.nouns import DTYPE_BYTES, TOKEN, Axis, Component, Kind, Span, Tensor
+from kvbaton.layout import kinds
+from kvbaton.layout.kinds import AUX, PAGED, SLOT, Kind
+from kvbaton.layout.nouns import DTYPE_BYTES, TOKEN, Axis, Component, Span, Tensor
 
 Spans = tuple[Span, ...]
 
@@ -98,7 +100,6 @@ def component(
     layers: Sequence[int],
     rows: int,
     page_size: int = 1,
-    window: int = 0,
     placement: Placement = "layers_first",
     region: int = 0,
     offset: int = 0,
@@ -134,7 +135,7 @@ def component(
             tensors.append(Tensor(field.role, layer, owner, start, rows, stride, field.dtype, axes))
             inside += size
         base += layer_bytes * rows
-    return Component(name, kind, tuple(tensors), page_size, window)
+    return Component(name, kind, tuple(tensors), page_size)
 
 
 def paged_kv(
@@ -155,10 +156,11 @@ def paged_kv(
     offset: int = 0,
     region_each: bool = False,
 ) -> Component:
-    """Make the keys and values of attention: pages of ``page_size`` tokens; kind ``window`` if ``window`` is given.
+    """Make the keys and values of attention: pages of ``page_size`` tokens.
 
-    ``heads`` counts the KV heads of the whole model; ``head_spans`` says which of them this rank holds (all by default;
-    see `replicated_spans`). ``value_dim`` is for models whose values have another width than their keys.
+    With ``window`` only those of the last ``window`` tokens are needed. ``heads`` counts the KV heads of the whole
+    model; ``head_spans`` says which of them this rank holds (all by default; see `replicated_spans`). ``value_dim`` is
+    for models whose values have another width than their keys.
     """
     token = (TOKEN, page_size, None)
     head = ("head", heads, head_spans)
@@ -169,12 +171,11 @@ def paged_kv(
     ]
     return component(
         name,
-        "window" if window else "paged",
+        kinds.window(window) if window else PAGED,
         fields,
         layers=layers,
         rows=rows,
         page_size=page_size,
-        window=window,
         placement=placement,
         region=region,
         offset=offset,
@@ -200,7 +201,7 @@ def mla_latent(
     fields = [Field(role, dtype, ((TOKEN, page_size, None), ("dim", latent_dim, None)))]
     return component(
         name,
-        "paged",
+        PAGED,
         fields,
         layers=layers,
         rows=rows,
@@ -266,7 +267,7 @@ def conv_state(
     fields = [Field("conv", dtype, (("channel", total, spans), ("column", columns, None)))]
     return component(
         name,
-        "slot",
+        SLOT,
         fields,
         layers=layers,
         rows=rows,
@@ -300,7 +301,7 @@ def recurrent_state(
     fields = [Field("recurrent", dtype, (("head", heads, spans), ("row", shape[0], None), ("column", shape[1], None)))]
     return component(
         name,
-        "slot",
+        SLOT,
         fields,
         layers=layers,
         rows=rows,
@@ -321,9 +322,7 @@ def aux_fields(
 ) -> Component:
     """Make a table of small values that are sent last: ``{field: (dtype, count)}``, one row for each request."""
     listed = [Field(role, dtype, (("item", count, None),)) for role, (dtype, count) in fields.items()]
-    return component(
-        name, "aux", listed, layers=(0,), rows=rows, placement="blocks_first", region=region, offset=offset
-    )
+    return component(name, AUX, listed, layers=(0,), rows=rows, placement="blocks_first", region=region, offset=offset)
 
 
 def required_bytes(components: Iterable[Component]) -> list[int]:

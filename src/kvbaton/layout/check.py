@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kvbaton.errors import LayoutError
+from kvbaton.layout.kinds import Kind
 from kvbaton.layout.nouns import DTYPE_BYTES, TOKEN, Axis, Component, Coords, Ownership, RankLayout, Tensor
 
 MAX_COMPONENTS = 256
@@ -27,8 +28,6 @@ MAX_PERIOD = 1 << 20
 MAX_BYTES = 1 << 50
 """Bound of every size, stride, offset and row count."""
 
-KINDS = ("paged", "window", "slot", "aux")
-
 
 def check_layout(layout: RankLayout, region_bytes: Sequence[int] | None) -> None:
     """Check ``layout`` against the sizes of the registered regions.
@@ -38,7 +37,7 @@ def check_layout(layout: RankLayout, region_bytes: Sequence[int] | None) -> None
     numbers. Whatever the values are, it ends with `LayoutError` or without an error.
     """
     _check_coords(layout.coords)
-    _check_ownership(layout.owned)
+    _check_ownership(layout.owned, "owned")
     if len(layout.components) > MAX_COMPONENTS:
         _fail("layout", f"{len(layout.components)} components, at most {MAX_COMPONENTS} are allowed")
     if sum(len(component.tensors) for component in layout.components) > MAX_TENSORS:
@@ -49,7 +48,7 @@ def check_layout(layout: RankLayout, region_bytes: Sequence[int] | None) -> None
         if component.name in names:
             _fail(f"component {component.name}", "is listed twice; merge the tensors into one component")
         names.add(component.name)
-        _check_component(component, region_bytes)
+        _check_component(component, layout.owned_of(component), region_bytes)
 
 
 def _check_coords(coords: Coords) -> None:
@@ -58,23 +57,51 @@ def _check_coords(coords: Coords) -> None:
         _integer(rank, 0, size - 1, f"coords {name}", "rank")
 
 
-def _check_ownership(owned: Ownership) -> None:
-    _integer(owned.unit, 1, MAX_PERIOD, "owned", "unit")
-    _integer(owned.modulus, 1, MAX_PERIOD, "owned", "modulus")
-    _integer(owned.remainder, 0, owned.modulus - 1, "owned", "remainder")
-    _integer(owned.unit * owned.modulus, 1, MAX_PERIOD, "owned", "unit * modulus")
+def _check_ownership(owned: Ownership, where: str) -> None:
+    _integer(owned.unit, 1, MAX_PERIOD, where, "unit")
+    _integer(owned.modulus, 1, MAX_PERIOD, where, "modulus")
+    _integer(owned.remainder, 0, owned.modulus - 1, where, "remainder")
+    _integer(owned.unit * owned.modulus, 1, MAX_PERIOD, where, "unit * modulus")
 
 
-def _check_component(component: Component, region_bytes: Sequence[int] | None) -> None:
+def _check_kind(kind: Kind, where: str) -> None:
+    if kind.per not in ("token", "request"):
+        _fail(where, f"kind per {str(kind.per)[:MAX_NAME]!r} is neither 'token' nor 'request'")
+    for value, what in ((kind.ring, "ring"), (kind.reused, "reused"), (kind.aux, "aux")):
+        if type(value) is not bool:
+            _fail(where, f"{what} of its kind is {str(value)[:MAX_NAME]}, not a bool")
+    _integer(kind.ratio, 1, MAX_PAGE_SIZE, where, "ratio of its kind")
+    _integer(kind.window, 0, MAX_BYTES, where, "window of its kind")
+    _integer(kind.tail, 0, MAX_PAGE_SIZE, where, "tail of its kind")
+    if kind.window and kind.tail:
+        _fail(where, f"its kind has a window of {kind.window} and a tail of {kind.tail} tokens; choose one of them")
+    if kind.aux and kind.has_tokens:
+        _fail(where, "its kind is aux, but its rows hold tokens; aux data are per request")
+    if not kind.has_tokens and kind != Kind(per="request", aux=kind.aux):
+        _fail(where, "rows of a request have no ratio, window, tail or ring, and are never counted by prefix")
+
+
+def _check_component(component: Component, owned: Ownership, region_bytes: Sequence[int] | None) -> None:
     where = f"component {component.name}"
-    if component.kind not in KINDS:
-        _fail(where, f"kind {str(component.kind)[:MAX_NAME]!r} is not one of {', '.join(KINDS)}")
-    tokens = component.kind in ("paged", "window")
-    _integer(component.page_size, 1, MAX_PAGE_SIZE if tokens else 1, where, f"page_size of kind {component.kind}")
-    if component.kind == "window":
-        _integer(component.window, 1, MAX_BYTES, where, "window")
-    else:
-        _integer(component.window, 0, 0, where, f"window of kind {component.kind}")
+    kind = component.kind
+    _check_kind(kind, where)
+    page_size = f"page_size ({kind})"
+    _integer(component.page_size, 1, MAX_PAGE_SIZE if kind.has_tokens else 1, where, page_size)
+    if component.page_size % kind.ratio:
+        _fail(
+            where,
+            f"{page_size} is {component.page_size}, not a multiple of the {kind.ratio} tokens of an entry",
+        )
+    if component.owned is not None:
+        if not kind.has_tokens:
+            _fail(where, "owned is given, but its rows hold no tokens")
+        _check_ownership(component.owned, f"{where}, owned")
+    if owned.modulus > 1 and owned.unit % kind.ratio:
+        _fail(
+            where,
+            f"the ranks share the tokens in units of {owned.unit}, not a multiple of the {kind.ratio} tokens of an "
+            "entry: choose a unit that keeps entries whole, or give the component its own owned",
+        )
     seen: set[tuple[str, int]] = set()
     # Layers mostly share their axes: what was found good once needs no second look.
     good: dict[tuple[tuple[Axis, ...], str], int] = {}
@@ -157,17 +184,19 @@ def _check_axis(axis: Axis, where: str) -> None:
 
 def _check_token_axis(component: Component, tensor: Tensor, place: str) -> None:
     token = next((axis for axis in tensor.axes if axis.name == TOKEN), None)
-    if component.kind in ("slot", "aux"):
+    if not component.kind.has_tokens:
         if token is not None:
             _fail(f"{place}, axis {TOKEN}", f"kind {component.kind} has rows of no token; name the axis otherwise")
         return
+    entries = component.entries_per_row
     if token is None:
-        _fail(place, f"kind {component.kind} needs the axis {TOKEN}, of size {component.page_size}")
-    if token.size != component.page_size or token.spans != ((0, component.page_size),):
+        _fail(place, f"kind {component.kind} needs the axis {TOKEN}, of size {entries}")
+    if token.size != entries or token.spans != ((0, entries),):
+        of = "" if component.kind.ratio == 1 else f", {component.kind.ratio} tokens to an entry"
         _fail(
             f"{place}, axis {TOKEN}",
-            f"size {token.size} with spans {token.spans[:3]}, but page_size is {component.page_size}: "
-            f"the axis must hold 0..{component.page_size} in one span",
+            f"size {token.size} with spans {token.spans[:3]}, but page_size is {component.page_size}{of}: "
+            f"the axis must hold 0..{entries} in one span",
         )
 
 

@@ -7,18 +7,9 @@ are plain data: they travel in the handshake as they are. `kvbaton.layout.check`
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-Kind = Literal["paged", "window", "slot", "aux"]
-"""How rows relate to tokens.
-
-* ``paged``: a row holds ``page_size`` consecutive tokens; every token of the request has a row.
-* ``window``: as ``paged``, but only the last ``window`` tokens are needed.
-* ``slot``: a row belongs to the request as a whole (conv state, recurrent state); it has no token axis.
-* ``aux``: as ``slot``, but small, sent last, over the control channel.
-"""
+from kvbaton.layout.kinds import Kind
 
 Span = tuple[int, int]
 """``(start, count)``: a run of global indices along an axis."""
@@ -85,38 +76,6 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
         return DTYPE_BYTES[self.dtype]
 
 
-class Component(msgspec.Struct, frozen=True, array_like=True):
-    """Tensors whose rows are indexed together: one row index addresses the same row in each of them.
-
-    ``page_size`` is in tokens (1 for ``slot`` and ``aux``). ``window`` is in tokens, for kind ``window`` only.
-    """
-
-    name: str
-    kind: Kind
-    tensors: tuple[Tensor, ...]
-    page_size: int = 1
-    window: int = 0
-
-
-class Coords(msgspec.Struct, frozen=True, array_like=True):
-    """Where a rank stands: ``(rank, size)`` for tensor, pipeline, context and data parallelism."""
-
-    tp: tuple[int, int] = (0, 1)
-    pp: tuple[int, int] = (0, 1)
-    cp: tuple[int, int] = (0, 1)
-    dp: tuple[int, int] = (0, 1)
-
-    def __str__(self) -> str:
-        parts = [
-            f"{name}{rank}/{size}" for name, (rank, size) in zip(("tp", "pp", "cp", "dp"), self.all(), strict=True)
-        ]
-        return " ".join(parts)
-
-    def all(self) -> tuple[tuple[int, int], ...]:
-        """Return the four pairs, in the order tp, pp, cp, dp."""
-        return (self.tp, self.pp, self.cp, self.dp)
-
-
 class Ownership(msgspec.Struct, frozen=True, array_like=True):
     """Which tokens a rank holds: those with ``(token // unit) % modulus == remainder``.
 
@@ -138,6 +97,49 @@ class Ownership(msgspec.Struct, frozen=True, array_like=True):
         block, rest = divmod(local, self.unit)
         return (block * self.modulus + self.remainder) * self.unit + rest
 
+    def in_entries(self, ratio: int) -> Ownership:
+        """The same, counted in entries of ``ratio`` tokens, which must divide ``unit`` unless every token is owned."""
+        return Ownership() if self.modulus == 1 else Ownership(self.unit // ratio, self.modulus, self.remainder)
+
+
+class Component(msgspec.Struct, frozen=True, array_like=True):
+    """Tensors whose rows are indexed together: one row index addresses the same row in each of them.
+
+    ``kind`` says how rows relate to tokens. ``page_size`` is in tokens (1 where rows hold no tokens): a row has
+    ``page_size / kind.ratio`` entries. ``owned`` are the tokens that this rank holds of it, where they are other ones
+    than `RankLayout.owned` (index keys that every rank holds whole beside keys that are interleaved).
+    """
+
+    name: str
+    kind: Kind
+    tensors: tuple[Tensor, ...]
+    page_size: int = 1
+    owned: Ownership | None = None
+
+    @property
+    def entries_per_row(self) -> int:
+        """How many entries a row holds."""
+        return self.page_size // self.kind.ratio
+
+
+class Coords(msgspec.Struct, frozen=True, array_like=True):
+    """Where a rank stands: ``(rank, size)`` for tensor, pipeline, context and data parallelism."""
+
+    tp: tuple[int, int] = (0, 1)
+    pp: tuple[int, int] = (0, 1)
+    cp: tuple[int, int] = (0, 1)
+    dp: tuple[int, int] = (0, 1)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name}{rank}/{size}" for name, (rank, size) in zip(("tp", "pp", "cp", "dp"), self.all(), strict=True)
+        ]
+        return " ".join(parts)
+
+    def all(self) -> tuple[tuple[int, int], ...]:
+        """Return the four pairs, in the order tp, pp, cp, dp."""
+        return (self.tp, self.pp, self.cp, self.dp)
+
 
 class RankLayout(msgspec.Struct, frozen=True, array_like=True):
     """All that a peer must know about the memory of one rank."""
@@ -152,3 +154,9 @@ class RankLayout(msgspec.Struct, frozen=True, array_like=True):
             if component.name == name:
                 return component
         raise KeyError(name)
+
+    def owned_of(self, component: Component) -> Ownership:
+        """The tokens that this rank holds of ``component``: all of them where its rows hold no tokens."""
+        if not component.kind.has_tokens:
+            return Ownership()
+        return self.owned if component.owned is None else component.owned

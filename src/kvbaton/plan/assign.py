@@ -35,7 +35,8 @@ def assign(
     Every logical element (component, role, layer, token, axis indices) of the destination's tensors with rows is in
     exactly one share. Where several sources hold the same elements, one of them sends: which one turns with
     ``destination_index`` so that destinations spread over the holders; with ``striped`` all of them send, in stripes of
-    tokens. Both sides compute the same answer. All layouts must have passed `check_layout`.
+    tokens, or layer by layer where rows hold no tokens. Both sides compute the same answer. All layouts must have
+    passed `check_layout`.
 
     Raises `LayoutMismatch`, which names the component, the role, the layer, the axis and both numbers, where dtype,
     kind, window, axes or sizes differ, or where no source holds what is needed.
@@ -58,11 +59,11 @@ def _assign(sources: tuple[RankLayout, ...], destination: RankLayout, rules: _Ru
     for component in destination.components:
         named = _sources_of(component, sources, known)
         groups = _groups(component, sources, named, known, rules)
-        for (role, needed, holders), tensors in groups.items():
+        for (role, needed, holders, stripe), tensors in groups.items():
             layers = tuple(tensor.layer for tensor in tensors)
             axes = tuple(name for name, _, _ in needed.axes)
             for number, blocks, tokens in _blocks(
-                component, tensors[0], needed, holders, sources, destination, named, rules
+                component, tensors[0], needed, holders, sources, destination, named, rules, stripe
             ):
                 for block in blocks:
                     part = Part(component.name, role, layers, tuple(zip(axes, block, strict=True)), tokens)
@@ -85,7 +86,7 @@ def _sources_of(
     return found
 
 
-_GroupKey = tuple[str, Held, tuple[tuple[int, Held], ...]]
+_GroupKey = tuple[str, Held, tuple[tuple[int, Held], ...], int]
 
 
 def _groups(
@@ -95,7 +96,12 @@ def _groups(
     known: dict[tuple[Axis, ...], tuple[tuple[str, int, tuple[Span, ...]], ...]],
     rules: _Rules,
 ) -> dict[_GroupKey, list[Tensor]]:
-    """Tensors of equal role that are needed and held alike: most layers of a model are one group."""
+    """Tensors of equal role that are needed and held alike: most layers of a model are one group.
+
+    The last item of a key is the stripe: rows without tokens cannot be striped by tokens, so layers take turns.
+    """
+    layers = sorted({tensor.layer for tensor in component.tensors if tensor.rows})
+    turns = {layer: place for place, layer in enumerate(layers)} if rules.striped else {}
     groups: dict[_GroupKey, list[Tensor]] = {}
     fits: set[tuple[Held, Held]] = set()
     for tensor in component.tensors:
@@ -120,7 +126,8 @@ def _groups(
             if rules.complete or elided:
                 fail_missing(sources, component, tensor)
             continue
-        groups.setdefault((tensor.role, needed, tuple(holders)), []).append(tensor)
+        stripe = 0 if component.kind.has_tokens else turns.get(tensor.layer, 0) % len(holders)
+        groups.setdefault((tensor.role, needed, tuple(holders), stripe), []).append(tensor)
     return groups
 
 
@@ -133,6 +140,7 @@ def _blocks(
     destination: RankLayout,
     named: list[_Source],
     rules: _Rules,
+    stripe: int,
 ) -> list[tuple[int, list[Block], TokenClasses]]:
     """``(source number, blocks, tokens)`` for one group of tensors, in the order of the sources."""
     name = where(component.name, tensor)
@@ -151,7 +159,7 @@ def _blocks(
             continue
         inside = [cells[index] for index in np.flatnonzero(which == number)]
         candidates = [named[position] for position in positions]
-        for source, tokens in _senders(name, component, candidates, sources, destination, rules):
+        for source, tokens in _senders(name, component, candidates, sources, destination, rules, stripe):
             found.setdefault((source, tokens), []).extend(inside)
     return [(source, merge(inside), tokens) for (source, tokens), inside in sorted(found.items())]
 
@@ -163,16 +171,19 @@ def _senders(
     sources: tuple[RankLayout, ...],
     destination: RankLayout,
     rules: _Rules,
+    stripe: int,
 ) -> list[tuple[int, TokenClasses]]:
-    if component.kind in ("slot", "aux"):
-        return [(candidates[rules.turn % len(candidates)].number, EVERY_TOKEN)]
-    owned = [sources[source.number].owned for source in candidates]
-    page_sizes = [*(source.component.page_size for source in candidates), component.page_size]
-    chosen, missing = choose_holders(owned, destination.owned, page_sizes, rules.turn, rules.striped)
+    if not component.kind.has_tokens:
+        return [(candidates[(rules.turn + stripe) % len(candidates)].number, EVERY_TOKEN)]
+    ratio = component.kind.ratio
+    owned = [sources[source.number].owned_of(source.component).in_entries(ratio) for source in candidates]
+    needed = destination.owned_of(component)
+    rows = [*(source.component.entries_per_row for source in candidates), component.entries_per_row]
+    chosen, missing = choose_holders(owned, needed.in_entries(ratio), rows, rules.turn, rules.striped)
     if missing is not None and rules.complete:
         raise LayoutMismatch(
-            f"{name}, axis token: the destination owns token {missing} (unit {destination.owned.unit}, remainder "
-            f"{destination.owned.remainder} of {destination.owned.modulus}), but none of the {len(owned)} source ranks "
+            f"{name}, axis token: the destination owns token {missing * ratio} (unit {needed.unit}, remainder "
+            f"{needed.remainder} of {needed.modulus}), but none of the {len(owned)} source ranks "
             f"that hold these indices owns it; register all context-parallel ranks of the source"
         )
     return [(source.number, tokens) for source, tokens in zip(candidates, chosen, strict=True) if tokens is not None]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvbaton.errors import LayoutMismatch
-from kvbaton.layout import TOKEN, Axis, Component, Ownership, RankLayout, Tensor
+from kvbaton.layout import TOKEN, Axis, Component, RankLayout, Tensor
 from kvbaton.plan.assign import overlap
 from kvbaton.plan.boxes import Boxes, Int64s
 from kvbaton.plan.fit import where
@@ -27,9 +27,9 @@ class _Pair(NamedTuple):
 
 
 class _Geometry(NamedTuple):
-    """The units of one stream: tokens in a unit (0: rows without tokens), and units in a row of each side."""
+    """The units of one stream: entries in a unit (0: rows without tokens), and units in a row of each side."""
 
-    tokens: int
+    entries: int
     source_units: int
     destination_units: int
 
@@ -71,17 +71,21 @@ def _stream(
     parts: list[Part],
     tokens: TokenClasses,
 ) -> Stream:
-    slots = destination.kind in ("slot", "aux")
-    owned = (Ownership(), Ownership()) if slots else (source_layout.owned, destination_layout.owned)
-    aligned = owned[0] == owned[1] and tokens == EVERY_TOKEN
-    pages = source.page_size, destination.page_size
+    ratio = destination.kind.ratio
+    owned = (
+        source_layout.owned_of(source).in_entries(ratio),
+        destination_layout.owned_of(destination).in_entries(ratio),
+    )
+    rings = source.kind.ring, destination.kind.ring
+    aligned = owned[0] == owned[1] and tokens == EVERY_TOKEN and not any(rings)
+    pages = source.entries_per_row, destination.entries_per_row
     unit = math.gcd(*pages)
     if not aligned:
         unit = math.gcd(unit, *(entry.unit for entry in (*owned, tokens) if entry.modulus > 1))
     sources = {(tensor.role, tensor.layer): tensor for tensor in source.tensors}
     destinations = {(tensor.role, tensor.layer): tensor for tensor in destination.tensors}
     pairs = [[_pair(part, layer, sources, destinations) for layer in part.layers] for part in parts]
-    if slots:
+    if not destination.kind.has_tokens:
         whole = single = _boxes(parts, pairs, _Geometry(0, 1, 1))
     else:
         whole = single = _boxes(parts, pairs, _Geometry(unit, pages[0] // unit, pages[1] // unit))
@@ -89,8 +93,9 @@ def _stream(
             single = _boxes(parts, pairs, _Geometry(1, *pages))
     rows = [min(getattr(pair, side).rows for listed in pairs for pair in listed) for side in ("source", "destination")]
     return Stream(
-        End("source", source.name, pages[0], rows[0], owned[0]),
-        End("destination", destination.name, pages[1], rows[1], owned[1]),
+        End("source", source.name, pages[0], rows[0], owned[0], rings[0]),
+        End("destination", destination.name, pages[1], rows[1], owned[1], rings[1]),
+        ratio,
         tokens,
         unit,
         aligned,
@@ -122,7 +127,7 @@ def _boxes(parts: list[Part], pairs: list[list[_Pair]], geometry: _Geometry) -> 
         for (source_axes, destination_axes), group in alike.items():
             first = group[0].destination
             name = where(part.component, first)
-            made = template(source_axes, destination_axes, first.itemsize, dict(part.block), geometry.tokens, name)
+            made = template(source_axes, destination_axes, first.itemsize, dict(part.block), geometry.entries, name)
             total += len(made.shape) * len(group)
             if total > MAX_TABLE:
                 raise LayoutMismatch(f"{name}: the two layouts break each row into more than {MAX_TABLE} boxes")
@@ -135,9 +140,9 @@ def _place(made: Template, group: list[_Pair], geometry: _Geometry) -> Boxes:
     count = len(made.shape)
     return Boxes(
         np.tile(made.shape, (len(group), 1)),
-        _side(made.source, [pair.source for pair in group], geometry.source_units, geometry.tokens, count),
+        _side(made.source, [pair.source for pair in group], geometry.source_units, geometry.entries, count),
         _side(
-            made.destination, [pair.destination for pair in group], geometry.destination_units, geometry.tokens, count
+            made.destination, [pair.destination for pair in group], geometry.destination_units, geometry.entries, count
         ),
     )
 

@@ -31,16 +31,11 @@ def where(component: str, tensor: Tensor) -> str:
 
 
 def check_component(source: Component, destination: Component, source_coords: object) -> None:
-    """Raise `LayoutMismatch` where kind or window differ."""
-    if source.kind != destination.kind:
+    """Raise `LayoutMismatch` where the kinds do not hold the same content."""
+    if source.kind.content != destination.kind.content:
         _fail(
-            f"component {source.name}: kind is {source.kind} at the source ({source_coords}) and {destination.kind} at "
-            f"the destination; both sides must register the same kind"
-        )
-    if source.window != destination.window:
-        _fail(
-            f"component {source.name}: window is {source.window} tokens at the source ({source_coords}) and "
-            f"{destination.window} at the destination; both sides must serve the same model"
+            f"component {source.name}: its kind is '{source.kind}' at the source ({source_coords}) and "
+            f"'{destination.kind}' at the destination; both sides must serve the same model and register the same kind"
         )
 
 

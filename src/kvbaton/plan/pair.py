@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from kvbaton.errors import RowsError
-from kvbaton.layout import Ownership
+from kvbaton.layout import Kind, Ownership
 from kvbaton.plan.boxes import Boxes, Int64s, Transfer
 from kvbaton.plan.pages import Pages
 from kvbaton.plan.share import TokenClasses
@@ -22,13 +22,18 @@ Side = Literal["source", "destination"]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One component on one side: ``rows`` is the least number of registered rows of the tensors involved."""
+    """One component on one side.
+
+    ``page_size`` and ``owned`` count entries. ``rows`` is the least number of registered rows of the tensors involved.
+    ``ring``: the rows of a request are used in turn.
+    """
 
     side: Side
     component: str
     page_size: int
     rows: int
     owned: Ownership
+    ring: bool
 
     @property
     def where(self) -> str:
@@ -38,14 +43,15 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Boxes that move for the same tokens.
+    """Boxes that move for the same tokens. Everything here counts entries, each of ``ratio`` tokens.
 
-    ``whole`` applies to units of ``unit`` tokens, ``single`` to units of one token (the same table if ``unit`` is 1).
-    ``aligned``: both ranks own the same tokens and all of them move, so that local positions are equal.
+    ``whole`` applies to units of ``unit`` entries, ``single`` to units of one entry (the same table if ``unit`` is 1).
+    ``aligned``: both ranks own the same entries and all of them move, so that local positions are equal.
     """
 
     source: End
     destination: End
+    ratio: int
     tokens: TokenClasses
     unit: int
     aligned: bool
@@ -53,7 +59,9 @@ class Stream:
     single: Boxes
 
     def bind(self, first: int, last: int, source: Pages, destination: Pages) -> list[Transfer]:
-        """Return the transfers for the tokens from ``first`` to ``last``; raises `RowsError`."""
+        """Return the transfers for the entries that end in ``[first, last)`` of the tokens; raises `RowsError`."""
+        first, last = first // self.ratio, last // self.ratio
+        source, destination = (Pages(pages.rows, pages.start // self.ratio) for pages in (source, destination))
         if self.aligned:
             first, last = self.source.owned.local_count(first), self.source.owned.local_count(last)
         low, high = -(-first // self.unit) * self.unit, last // self.unit * self.unit
@@ -99,7 +107,7 @@ class Stream:
         if not tokens.size:
             return tokens, tokens
         at, to = (
-            units_of_tokens(pages, end.page_size, unit, to_local(end.owned, tokens), end.rows, end.where)
+            units_of_tokens(pages, end.page_size, unit, to_local(end.owned, tokens), end.rows, end.where, ring=end.ring)
             for end, pages in ((self.source, source), (self.destination, destination))
         )
         return at, to
@@ -114,11 +122,11 @@ class Stream:
         It lies a period behind the first token that a side cannot hold: if anything more moved, something in that
         period would. Without it a range of absurd length would be spelt out before it is refused.
         """
-        known = min(
-            end.owned.global_token(pages.start + len(pages.rows) * end.page_size)
-            for end, pages in ((self.source, source), (self.destination, destination))
-        )
-        return (max(known, first) // period + 2) * period
+        known = []
+        for end, pages in ((self.source, source), (self.destination, destination)):
+            begin = end.owned.local_count(first) if end.ring else pages.start
+            known.append(end.owned.global_token(begin + len(pages.rows) * end.page_size))
+        return (max(min(known), first) // period + 2) * period
 
 
 class PairPlan:
@@ -127,7 +135,7 @@ class PairPlan:
     Immutable, and safe to use from several threads.
     """
 
-    def __init__(self, streams: Mapping[str, tuple[Stream, ...]], kinds: Mapping[str, str]) -> None:
+    def __init__(self, streams: Mapping[str, tuple[Stream, ...]], kinds: Mapping[str, Kind]) -> None:
         """``streams`` by component, those that move something; ``kinds`` of all components of both sides."""
         self._streams = dict(streams)
         self._kinds = dict(kinds)
@@ -138,31 +146,35 @@ class PairPlan:
         return tuple(self._streams)
 
     def bind(self, component: str, tokens: tuple[int, int], source: Pages, destination: Pages) -> list[Transfer]:
-        """Return the transfers that copy the tokens from ``tokens[0]`` to ``tokens[1]`` of a paged or window component.
+        """Return the transfers that copy the tokens from ``tokens[0]`` to ``tokens[1]`` of a component with tokens.
 
         Exactly those tokens move that this pair's share holds and both ranks own; no byte of another token is touched.
-        Gives an empty list where nothing moves. Raises `RowsError` where the rows of a side do not cover the tokens
-        that move, where a row is not registered, and for a component that neither side has or that has no tokens.
+        Of compressed entries those move whose last token lies in the range. The rows of a ring are all that the request
+        has, and begin at 0. Gives an empty list where nothing moves. Raises `RowsError` where the rows of a side do not
+        cover the tokens that move, where a row is not registered, and for a component that neither side has or that has
+        no tokens.
         """
-        streams = self._known(component, ("paged", "window"), "bind_slots")
+        streams = self._known(component, has_tokens=True)
         first, last = int(tokens[0]), int(tokens[1])
         if not 0 <= first <= last < 1 << 50:
             raise RowsError(f"component {component}: tokens {first}..{last} are no range of tokens")
         transfers: list[Transfer] = []
         for position, stream in enumerate(streams):
             if position == 0:
-                source = checked_pages(source, stream.source.page_size, stream.source.where)
-                destination = checked_pages(destination, stream.destination.page_size, stream.destination.where)
+                source, destination = (
+                    checked_pages(pages, end.page_size * stream.ratio, end.where, ring=end.ring)
+                    for pages, end in ((source, stream.source), (destination, stream.destination))
+                )
             transfers.extend(stream.bind(first, last, source, destination))
         return transfers
 
     def bind_slots(self, component: str, source_rows: object, destination_rows: object) -> list[Transfer]:
-        """Return the transfers that copy row ``source_rows[i]`` to ``destination_rows[i]`` of a slot or aux component.
+        """Return the transfers that copy ``source_rows[i]`` to ``destination_rows[i]`` of a component without tokens.
 
         Raises `RowsError` where the counts differ, where a row is not registered, and for a component that neither side
         has or that has tokens.
         """
-        streams = self._known(component, ("slot", "aux"), "bind")
+        streams = self._known(component, has_tokens=False)
         at = checked_rows(source_rows, f"source: component {component}")
         to = checked_rows(destination_rows, f"destination: component {component}")
         if len(at) != len(to):
@@ -180,20 +192,21 @@ class PairPlan:
     def check_rows(self, component: str, side: Side, rows: object) -> None:
         """Raise `RowsError` where one of ``rows`` is not registered in all the tensors that this pair moves."""
         checked = checked_rows(rows, f"{side}: component {component}")
-        for stream in self._known(component, ("paged", "window", "slot", "aux"), ""):
+        for stream in self._known(component):
             end = stream.source if side == "source" else stream.destination
             check_range(checked, end.rows, end.where)
 
     def bytes_per_token(self, component: str) -> int:
-        """Return the bytes that one token of a paged or window component moves, in all streams together."""
-        return sum(stream.single.bytes_per_unit for stream in self._known(component, ("paged", "window"), "bind_slots"))
+        """Return the bytes that one entry of a component with tokens moves, in all streams together."""
+        return sum(stream.single.bytes_per_unit for stream in self._known(component, has_tokens=True))
 
-    def _known(self, component: str, kinds: tuple[str, ...], other: str) -> tuple[Stream, ...]:
+    def _known(self, component: str, *, has_tokens: bool | None = None) -> tuple[Stream, ...]:
         kind = self._kinds.get(component)
         if kind is None:
             raise RowsError(
                 f"component {component} is not registered; registered are {', '.join(self._kinds) or 'none'}"
             )
-        if kind not in kinds:
+        if has_tokens is not None and has_tokens != kind.has_tokens:
+            other = "bind" if kind.has_tokens else "bind_slots"
             raise RowsError(f"component {component} is of kind {kind}: use {other}")
         return self._streams.get(component, ())

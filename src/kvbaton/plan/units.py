@@ -22,8 +22,10 @@ def checked_rows(rows: object, where: str) -> Int64s:
     return array.astype(np.int64, copy=False)
 
 
-def checked_pages(pages: Pages, page_size: int, where: str) -> Pages:
+def checked_pages(pages: Pages, page_size: int, where: str, *, ring: bool = False) -> Pages:
     """``pages`` with an int64 array; raises `RowsError` where rows or start cannot be."""
+    if ring and pages.start:
+        raise RowsError(f"{where}: pages start at local token {pages.start}, but the rows of a ring begin at 0")
     if pages.start < 0 or pages.start % page_size:
         raise RowsError(
             f"{where}: pages start at local token {pages.start}, which is not a multiple of the page size {page_size}"
@@ -55,12 +57,18 @@ def units_of_range(pages: Pages, page_size: int, unit: int, first: int, last: in
     return chosen
 
 
-def units_of_tokens(pages: Pages, page_size: int, unit: int, tokens: Int64s, limit: int, where: str) -> Int64s:
+def units_of_tokens(
+    pages: Pages, page_size: int, unit: int, tokens: Int64s, limit: int, where: str, *, ring: bool = False
+) -> Int64s:
     """Return the units that begin at each of the local ``tokens`` (ascending, multiples of ``unit``)."""
-    _check_cover(pages, page_size, int(tokens[0]), int(tokens[-1]) + unit, where)
+    first, last = int(tokens[0]), int(tokens[-1]) + unit
+    if ring:
+        _check_ring(pages, page_size, first, last, where)
+    else:
+        _check_cover(pages, page_size, first, last, where)
     inside = tokens - pages.start
     index = inside // page_size
-    rows = pages.rows[index]
+    rows = pages.rows[index % len(pages.rows) if ring else index]
     check_range(rows, limit, where)
     per_row = page_size // unit
     if per_row == 1:
@@ -74,4 +82,12 @@ def _check_cover(pages: Pages, page_size: int, first: int, last: int, where: str
         raise RowsError(
             f"{where}: {len(pages.rows)} rows of {page_size} tokens cover its local tokens {pages.start}..{end}, but "
             f"tokens {first}..{last} are needed"
+        )
+
+
+def _check_ring(pages: Pages, page_size: int, first: int, last: int, where: str) -> None:
+    held = len(pages.rows) * page_size
+    if last - first > held:
+        raise RowsError(
+            f"{where}: a ring of {len(pages.rows)} rows holds {held} tokens, but tokens {first}..{last} are needed"
         )

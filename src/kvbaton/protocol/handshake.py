@@ -137,15 +137,15 @@ def _share(hello: Hello, plan: PairPlan, parts: tuple[int, ...]) -> PeerShare:
     moving = [component for component in hello.layout.components if component.name in plan.components]
     return PeerShare(
         components={
-            component.name: ComponentNeed(component.kind, component.window, hello.layout.owned)
+            component.name: ComponentNeed(component.kind, hello.layout.owned_of(component))
             for component in moving
-            if component.kind != "aux"
+            if not component.kind.aux
         },
         destination_index=hello.destination_index,
         destinations=hello.destinations,
         part=hello.source_index,
         sends=hello.source_index in parts,
-        carries_aux=any(component.kind == "aux" for component in moving),
+        carries_aux=any(component.kind.aux for component in moving),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvbaton.layout.nouns import Kind, Ownership
+from kvbaton.layout import Kind, Ownership
 from kvbaton.protocol.messages import Offer
 
 EVERY_TOKEN = Ownership()
@@ -15,13 +15,9 @@ EVERY_TOKEN = Ownership()
 
 @dataclass(frozen=True)
 class ComponentNeed:
-    """A component in which the pair moves something.
-
-    ``window`` is in tokens, for kind ``window``; ``owned`` are the tokens that the decode rank holds.
-    """
+    """A component in which the pair moves something; ``owned`` are the tokens that the decode rank holds of it."""
 
     kind: Kind
-    window: int = 0
     owned: Ownership = EVERY_TOKEN
 
 
@@ -65,7 +61,7 @@ def needed(offer: Offer, share: PeerShare) -> tuple[Needs, frozenset[str], str]:
     slots = []
     for name, need in share.components.items():
         rows = offer.components.get(name)
-        if need.kind == "slot":
+        if not need.kind.has_tokens:
             if rows is None:
                 return (
                     {},
@@ -74,9 +70,9 @@ def needed(offer: Offer, share: PeerShare) -> tuple[Needs, frozenset[str], str]:
                 )
             if rows.rows:
                 slots.append(name)
-        elif need.kind != "aux":
-            first = max(offer.prefix, offer.tokens - need.window) if need.kind == "window" else offer.prefix
-            if need.owned.local_count(offer.tokens) <= need.owned.local_count(min(first, offer.tokens)):
+        else:
+            first, last = need.kind.needed(offer.tokens, offer.prefix)
+            if need.owned.local_count(last) <= need.owned.local_count(first):
                 continue
             if rows is None or not rows.rows:
                 return (

@@ -42,7 +42,7 @@ def unpack_aux(context: Context, plan: PairPlan, row: int, packed: bytes) -> Non
 def _transfers(context: Context, plan: PairPlan, source: int, destination: int) -> Iterator[tuple[str, Transfer]]:
     """The transfers by component. Only this rank's end is used: the other rank's row is its own business."""
     for component in context.layout.components:
-        if component.kind == "aux" and component.name in plan.components:
+        if component.kind.aux and component.name in plan.components:
             rows = np.array([[source], [destination]], np.int64)
             for transfer in plan.bind_slots(component.name, rows[0], rows[1]):
                 yield component.name, transfer

@@ -28,7 +28,7 @@ from kvbaton.registry import RegistryClient
 from kvbaton.runtime.aux_data import aux_nbytes, unpack_aux
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.rooms import Receiver
-from kvbaton.runtime.rows import RowsLike, aux_row, needed_tokens, pages_by_component
+from kvbaton.runtime.rows import RowsLike, aux_row, pages_by_component
 from kvbaton.runtime.side import Side
 from kvbaton.runtime.source import Source, SourceKey, Withdrawn
 from kvbaton.runtime.sources import Sources
@@ -92,7 +92,7 @@ class DecodeSide(Side[ReceiverRoom]):
                 f"decode: room {receiver.room}: a prefix of {prefix} tokens is not within the {tokens} tokens"
             )
         layout = self.context.layout
-        ranges = {component.name: needed_tokens(component, tokens, prefix) for component in layout.components}
+        ranges = {component.name: component.kind.needed(tokens, prefix) for component in layout.components}
         pages = pages_by_component(layout, rows, ranges, "decode")
         components = {name: Rows(rows_to_bytes(value.rows), value.start) for name, value in pages.items()}
         offered = OfferedRows(components, tokens, prefix, None if aux is None else aux_row(layout, aux, "decode"))

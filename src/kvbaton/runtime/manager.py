@@ -259,7 +259,7 @@ def _check_limits(layout: RankLayout, model: str, destination_index: int, destin
             f"destination_index {destination_index} of destinations {destinations}: the index counts from 0, and there "
             f"are at most {MAX_RANKS}"
         )
-    tensors = [tensor for component in layout.components if component.kind == "aux" for tensor in component.tensors]
+    tensors = [tensor for component in layout.components if component.kind.aux for tensor in component.tensors]
     nbytes = sum(tensor.itemsize * math.prod(axis.local_size for axis in tensor.axes) for tensor in tensors)
     if nbytes > MAX_AUX_BYTES:
         raise ConfigurationError(

@@ -17,16 +17,11 @@ RowsLike = Union[Pages, Sequence[int], "npt.NDArray[np.integer]"]
 """Row indices: a list or an integer array; or `Pages`, where the first row is not the one that the tokens imply."""
 
 
-def needed_tokens(component: Component, tokens: int, prefix: int) -> tuple[int, int]:
-    """The tokens of ``component`` that a request of ``tokens`` tokens needs, the first ``prefix`` being there."""
-    first = prefix if component.kind == "paged" else max(prefix, tokens - component.window)
-    return min(first, tokens), tokens
-
-
 def to_pages(layout: RankLayout, component: Component, rows: RowsLike, tokens: tuple[int, int], side: str) -> Pages:
-    """Rows of a paged component that hold ``tokens`` (first, last), or rows of a slot component.
+    """Rows that hold ``tokens`` (first, last) of a component with tokens, or the rows of one without.
 
-    Raises `RowsError` where the number of rows is not what the tokens need, or a row is not registered.
+    The rows of a ring are all that the request has. Raises `RowsError` where the number of rows is not what the tokens
+    need, or a row is not registered.
     """
     if isinstance(rows, Pages):
         pages = Pages(_int64(component, rows.rows, side), rows.start)
@@ -35,10 +30,11 @@ def to_pages(layout: RankLayout, component: Component, rows: RowsLike, tokens: t
                 f"{side}: component {component.name}: pages start at token {pages.start}, which is not a multiple of "
                 f"the page size {component.page_size}"
             )
-    elif component.kind in ("slot", "aux"):
+    elif component.kind.ring or not component.kind.has_tokens:
         pages = Pages(_int64(component, rows, side), 0)
     else:
-        first, last = (layout.owned.local_count(token) for token in tokens)
+        owned = layout.owned_of(component)
+        first, last = (owned.local_count(token) for token in tokens)
         size = component.page_size
         array = _int64(component, rows, side)
         expected = -(-last // size) - first // size if last > first else 0
@@ -118,22 +114,31 @@ def ranges_and_slots(
     for component in layout.components:
         if component.name not in pages:
             continue
-        if component.kind == "slot":
-            slots.add(component.name)
-        elif component.kind != "aux":
-            # Pages that begin later than the chunk hold only its end: a window's rows, for instance. A rank that owns
-            # some of the tokens has no row of the others, and still gives all of its own.
-            start, size = pages[component.name].start, component.page_size
-            later = start > layout.owned.local_count(tokens[0]) // size * size
-            first = max(tokens[0], layout.owned.global_token(start)) if later else tokens[0]
+        if component.kind.has_tokens:
+            first = _first_token(layout, component, pages[component.name], tokens)
             if first < tokens[1]:
                 ranges[component.name] = (first, tokens[1])
+        elif not component.kind.aux:
+            slots.add(component.name)
     return ranges, frozenset(slots)
+
+
+def _first_token(layout: RankLayout, component: Component, pages: Pages, tokens: tuple[int, int]) -> int:
+    """The first of ``tokens`` that ``pages`` hold: they may hold only the end of a chunk."""
+    owned, size = layout.owned_of(component), component.page_size
+    if component.kind.ring:
+        start = owned.local_count(tokens[1]) - len(pages.rows) * size
+        held = start > owned.local_count(tokens[0])
+    else:
+        start = pages.start
+        # A rank that owns some of the tokens has no row of the others, and still gives all of its own.
+        held = start > owned.local_count(tokens[0]) // size * size
+    return max(tokens[0], owned.global_token(start)) if held else tokens[0]
 
 
 def aux_row(layout: RankLayout, row: int, side: str) -> int:
     """The aux slot as a plain int. Raises `RowsError` if no component of kind ``aux`` is registered, or no such row."""
-    rows = [to_pages(layout, each, [row], (0, 0), side).rows for each in layout.components if each.kind == "aux"]
+    rows = [to_pages(layout, each, [row], (0, 0), side).rows for each in layout.components if each.kind.aux]
     if not rows:
         raise RowsError(f"{side}: aux slot {row} is given, but no component of kind aux is registered")
     return int(rows[0][0])

@@ -16,6 +16,7 @@ import torch
 from transformers import DynamicCache
 
 from kvbaton.errors import ConfigurationError
+from kvbaton.layout import PAGED, SLOT, Kind, window
 
 Extent = Literal["tokens", "window", "entries", "whole", "remainder", "closed"]
 """How much of the request a tensor holds after ``n`` tokens.
@@ -128,11 +129,11 @@ class Place:
         return self.stored.extent
 
     @property
-    def kind(self) -> Literal["paged", "window", "slot"]:
+    def kind(self) -> Kind:
         """The kind of its component."""
         if self.extent == "window":
-            return "window"
-        return "paged" if self.extent in ("tokens", "entries") else "slot"
+            return window(self.window)
+        return PAGED if self.extent in ("tokens", "entries") else SLOT
 
     @property
     def token_axis(self) -> int:

@@ -14,6 +14,7 @@ from kvbaton.engines.hf.pools import Pools
 from kvbaton.engines.hf.requests import Job, Manager
 from kvbaton.engines.hf.sampling import choose
 from kvbaton.errors import ConfigurationError, KVBatonError
+from kvbaton.layout import PAGED
 from kvbaton.protocol import Status
 
 Corrupt = Literal["none", "page", "state"]
@@ -58,14 +59,12 @@ class DecodeEngine(Engine):
     ) -> None:
         if max_batch < 1:
             raise ConfigurationError(f"max_batch is {max_batch}; it must be at least 1")
-        kinds = {place.kind for place in pools.description.places}
+        has_tokens = {place.kind.has_tokens for place in pools.description.places}
         if corrupt not in get_args(Corrupt):
             raise ConfigurationError(f"corrupt is {corrupt!r}; choose one of {', '.join(get_args(Corrupt))}")
-        if (corrupt == "state" and "slot" not in kinds) or (corrupt == "page" and kinds == {"slot"}):
-            raise ConfigurationError(
-                f"corrupt={corrupt!r}: the cache of {type(model).__name__} has components of kind "
-                f"{', '.join(sorted(kinds))} only"
-            )
+        if (corrupt == "state" and False not in has_tokens) or (corrupt == "page" and True not in has_tokens):
+            what = "pages" if corrupt == "state" else "states"
+            raise ConfigurationError(f"corrupt={corrupt!r}: the cache of {type(model).__name__} has {what} only")
         self.max_batch = max_batch
         self.corrupt = corrupt
         self.corrupt_page = corrupt_page
@@ -115,7 +114,7 @@ class DecodeEngine(Engine):
         self._receiving.append(job)
         job.opened_at = time.time()
         windows = {name: rows.pages[name] for name in self.pools.windows()}
-        paged = self.pools.pages_of(rows, "paged", (0, rows.tokens))
+        paged = self.pools.pages_of(rows, PAGED, (0, rows.tokens))
         try:
             job.room.offer({**paged, **windows, **self.pools.slots_of(rows)}, tokens=rows.tokens, aux=rows.slot)
         except KVBatonError as error:

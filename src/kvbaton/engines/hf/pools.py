@@ -17,7 +17,19 @@ import torch
 
 from kvbaton.engines.hf.caches import CacheDescription, Place, describe, restore
 from kvbaton.errors import ConfigurationError, RowsError
-from kvbaton.layout import TOKEN, Component, RankLayout, Tensor, aux_fields, check_layout, dense_axes, required_bytes
+from kvbaton.layout import (
+    PAGED,
+    SLOT,
+    TOKEN,
+    Component,
+    Kind,
+    RankLayout,
+    Tensor,
+    aux_fields,
+    check_layout,
+    dense_axes,
+    required_bytes,
+)
 from kvbaton.memory import Region, SharedMemory
 
 Rows = npt.NDArray[np.int64]
@@ -106,7 +118,7 @@ class Pools:
         self.regions = [Region.of(self.memory)]
         check_layout(self.layout, [self.memory.nbytes])
         self._components_by_name = {component.name: component for component in components}
-        self._pages = {c.name: FreeList(c.tensors[0].rows) for c in components if c.kind in ("paged", "window")}
+        self._pages = {c.name: FreeList(c.tensors[0].rows) for c in components if c.kind.has_tokens}
         self._slots = FreeList(slots)
         bytes_ = torch.from_numpy(self.memory.array)
         tensors = {(c.name, t.role, t.layer): t for c in components for t in c.tensors}
@@ -132,8 +144,8 @@ class Pools:
                 tensor, size = self._tensor(place, offset, rows)
                 tensors.append(tensor)
                 offset += -(-size * rows // _ALIGNMENT) * _ALIGNMENT
-            page_size = 1 if first.kind == "slot" else self.page_size
-            components.append(Component(name, first.kind, tuple(tensors), page_size, first.window))
+            page_size = self.page_size if first.kind.has_tokens else 1
+            components.append(Component(name, first.kind, tuple(tensors), page_size))
         fields = {
             "first_token": ("int64", 1),
             "prompt_tokens": ("int64", 1),
@@ -143,7 +155,7 @@ class Pools:
         return tuple(components)
 
     def _row_count(self, place: Place) -> int:
-        if place.kind == "slot":
+        if not place.kind.has_tokens:
             return self.slots
         rows = self.pool_tokens // self.page_size
         return min(rows, self.slots * (-(-place.window // self.page_size) + 1)) if place.window else rows
@@ -151,7 +163,7 @@ class Pools:
     def _tensor(self, place: Place, offset: int, rows: int) -> tuple[Tensor, int]:
         dtype = str(place.dtype).removeprefix("torch.")
         axes = [(name, size, None) for name, size in zip(place.axes, place.shape, strict=True)]
-        if place.kind != "slot":
+        if place.kind.has_tokens:
             axes.insert(0, (TOKEN, self.page_size, None))
         made, size = dense_axes(axes, dtype)
         return Tensor(place.role, place.layer, 0, offset, rows, size, dtype, made), size
@@ -163,7 +175,7 @@ class Pools:
         needed = {}
         for name in self._pages:
             component = self._components_by_name[name]
-            first = max(0, tokens - component.window) // self.page_size if component.window else 0
+            first = component.kind.needed(tokens)[0] // self.page_size
             needed[name] = (-(-tokens // self.page_size) - first, first * self.page_size)
         return needed
 
@@ -202,7 +214,7 @@ class Pools:
         counts = {name: (len(pages), pages.count) for name, pages in self._pages.items()}
         return {**counts, "slots": (len(self._slots), self._slots.count)}
 
-    def pages_of(self, allocation: Allocation, kind: str, tokens: tuple[int, int]) -> dict[str, Rows]:
+    def pages_of(self, allocation: Allocation, kind: Kind, tokens: tuple[int, int]) -> dict[str, Rows]:
         """The pages of each component of ``kind`` that hold ``tokens`` (first, last)."""
         size = self.page_size
         return {
@@ -213,12 +225,12 @@ class Pools:
 
     def windows(self) -> dict[str, int]:
         """The window, in tokens, of each component of kind ``window``."""
-        return {name: c.window for name, c in self._components_by_name.items() if c.kind == "window"}
+        return {name: c.kind.window for name, c in self._components_by_name.items() if c.kind.window}
 
     def slots_of(self, allocation: Allocation) -> dict[str, Rows]:
         """The slot of the request, for each component of kind ``slot``."""
         slot = np.array([allocation.slot], dtype=np.int64)
-        return {name: slot for name, component in self._components_by_name.items() if component.kind == "slot"}
+        return {name: slot for name, component in self._components_by_name.items() if component.kind == SLOT}
 
     # Copies
 
@@ -226,7 +238,7 @@ class Pools:
         """Copy ``tokens`` (first, last) of every paged component from ``cache``, which holds the tokens up to last."""
         first, last = tokens
         for place in self.description.places:
-            tensor = place.get(cache) if place.kind == "paged" else None
+            tensor = place.get(cache) if place.kind == PAGED else None
             if tensor is not None:
                 start, end = first // place.rate * place.rate, last // place.rate * place.rate
                 if end > start:
@@ -235,10 +247,10 @@ class Pools:
     def write_state(self, cache: Any, allocation: Allocation) -> None:
         """Copy windows and states from ``cache``, which holds the whole request."""
         for place in self.description.places:
-            tensor = place.get(cache) if place.kind != "paged" else None
+            tensor = place.get(cache) if place.kind != PAGED else None
             if tensor is None:
                 continue
-            if place.kind == "window":
+            if place.kind.window:
                 values = _by_token(place, tensor)
                 self._put(place, allocation, allocation.tokens - values.shape[0], values)
             elif place.extent == "remainder":
@@ -251,14 +263,14 @@ class Pools:
         cache = self.description.new_cache()
         tokens = allocation.tokens
         for place in self.description.places:
-            if place.kind == "slot":
+            if not place.kind.has_tokens:
                 row = self._view(place)[allocation.slot]
                 if place.extent == "remainder":
                     row = row[: tokens % place.rate]
                 absent = place.extent == "closed" and tokens < place.rate
                 place.set(cache, None if absent else row.clone().unsqueeze(0))
                 continue
-            first = max(0, tokens - place.window) if place.kind == "window" else 0
+            first = max(0, tokens - place.window) if place.kind.window else 0
             values = self._take(place, allocation, first, tokens // place.rate * place.rate)
             place.set(cache, _by_cache(place, values))
         restore(cache, tokens)
@@ -277,14 +289,14 @@ class Pools:
     def scramble_page(self, allocation: Allocation, index: int) -> None:
         """Overwrite a page in every layer with random values: page ``index`` modulo their number, so -1 is the last."""
         for place in self.description.places:
-            if place.kind != "slot":
+            if place.kind.has_tokens:
                 pages = allocation.pages[place.component]
                 _scramble(self._view(place)[int(pages[index % len(pages)])])
 
     def scramble_state(self, allocation: Allocation) -> None:
         """Overwrite the request's slot in every layer with random values."""
         for place in self.description.places:
-            if place.kind == "slot":
+            if not place.kind.has_tokens:
                 _scramble(self._view(place)[allocation.slot])
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from kvbaton.engines.hf.pools import Aux, Pools
 from kvbaton.engines.hf.requests import Job, Manager
 from kvbaton.engines.hf.sampling import choose
 from kvbaton.errors import ConfigurationError, KVBatonError
+from kvbaton.layout import PAGED
 from kvbaton.protocol import Status
 
 
@@ -91,7 +92,7 @@ class PrefillEngine(Engine):
         job.done = last
         if last < total:
             full = last // self.pools.granularity * self.pools.granularity
-            pages = self.pools.pages_of(rows, "paged", (job.sent, full))
+            pages = self.pools.pages_of(rows, PAGED, (job.sent, full))
             if full > job.sent and pages:
                 job.room.send(pages, tokens=(job.sent, full))
                 job.sent = full
@@ -104,7 +105,7 @@ class PrefillEngine(Engine):
             held = (max(0, total - window), total)
             job.room.send({name: rows.pages[name]}, tokens=held)
         rest = (job.sent, total)
-        job.room.finish({**self.pools.pages_of(rows, "paged", rest), **self.pools.slots_of(rows)}, rest, rows.slot)
+        job.room.finish({**self.pools.pages_of(rows, PAGED, rest), **self.pools.slots_of(rows)}, rest, rows.slot)
         job.cache = None
         self._current = None
         self._sending.append(job)
