@@ -14,11 +14,11 @@ from kvbaton.errors import ConfigurationError
 EXPECTED = {
     "qwen3": {"kv": ("paged", [0, 1, 2, 3])},
     "qwen3_5": {"kv": ("paged", [1, 3]), "conv": ("slot", [0, 2]), "recurrent": ("slot", [0, 2])},
-    "gemma3": {"kv": ("paged", [1, 3]), "window": ("window", [0, 2])},
+    "gemma3": {"kv": ("paged", [1, 3]), "window": ("window of 23 tokens", [0, 2])},
     # The third layer of the tiny GLM takes the selection of the second.
     "glm_moe_dsa": {"kv": ("paged", [0, 1, 2, 3]), "index": ("paged", [0, 1, 3])},
     "deepseek_v4": {
-        "window": ("window", [0, 1, 2, 3]),
+        "window": ("window of 7 tokens", [0, 1, 2, 3]),
         "compressed": ("paged", [1, 2, 3]),
         "index": ("paged", [2, 3]),
         "compressor": ("slot", [1, 2, 3]),

@@ -135,8 +135,12 @@ class Rank:
             if not component.kind.has_tokens:
                 positions = [(index, row, 0) for index, row in enumerate(rows)]
             else:
-                size = component.page_size
-                positions = [(t, rows[(t - start) // size], t % size) for t in range(*tokens)]
+                ratio, size = component.kind.ratio, component.entries_per_row
+                entries = range(tokens[0] // ratio, tokens[1] // ratio)
+                pages = [(entry - start // ratio) // size for entry in entries]
+                if component.kind.ring:
+                    pages = [page % len(rows) for page in pages]
+                positions = [(entry, rows[page], entry % size) for entry, page in zip(entries, pages, strict=True)]
             for position, row, inside in positions:
                 at = tensor.offset + row * tensor.row_stride + inside * stride + offsets
                 yield at, _content(seed, component, tensor, position, numbers)

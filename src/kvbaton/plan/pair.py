@@ -15,7 +15,7 @@ from kvbaton.plan.boxes import Boxes, Int64s, Transfer
 from kvbaton.plan.pages import Pages
 from kvbaton.plan.share import TokenClasses
 from kvbaton.plan.tokens import owned_mask, to_local
-from kvbaton.plan.units import check_range, checked_pages, checked_rows, units_of_range, units_of_tokens
+from kvbaton.plan.units import check_range, check_ring, checked_pages, checked_rows, units_of_range, units_of_tokens
 
 Side = Literal["source", "destination"]
 
@@ -62,6 +62,10 @@ class Stream:
         """Return the transfers for the entries that end in ``[first, last)`` of the tokens; raises `RowsError`."""
         first, last = first // self.ratio, last // self.ratio
         source, destination = (Pages(pages.rows, pages.start // self.ratio) for pages in (source, destination))
+        for end, pages in ((self.source, source), (self.destination, destination)):
+            if end.ring:
+                local = end.owned.local_count(first), end.owned.local_count(last)
+                check_ring(pages, end.page_size, *local, end.where)
         if self.aligned:
             first, last = self.source.owned.local_count(first), self.source.owned.local_count(last)
         low, high = -(-first // self.unit) * self.unit, last // self.unit * self.unit

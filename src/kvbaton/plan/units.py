@@ -60,11 +60,12 @@ def units_of_range(pages: Pages, page_size: int, unit: int, first: int, last: in
 def units_of_tokens(
     pages: Pages, page_size: int, unit: int, tokens: Int64s, limit: int, where: str, *, ring: bool = False
 ) -> Int64s:
-    """Return the units that begin at each of the local ``tokens`` (ascending, multiples of ``unit``)."""
+    """Return the units that begin at each of the local ``tokens`` (ascending, multiples of ``unit``).
+
+    The rows of a ``ring`` hold whatever `check_ring` lets pass.
+    """
     first, last = int(tokens[0]), int(tokens[-1]) + unit
-    if ring:
-        _check_ring(pages, page_size, first, last, where)
-    else:
+    if not ring:
         _check_cover(pages, page_size, first, last, where)
     inside = tokens - pages.start
     index = inside // page_size
@@ -85,7 +86,8 @@ def _check_cover(pages: Pages, page_size: int, first: int, last: int, where: str
         )
 
 
-def _check_ring(pages: Pages, page_size: int, first: int, last: int, where: str) -> None:
+def check_ring(pages: Pages, page_size: int, first: int, last: int, where: str) -> None:
+    """Raise `RowsError` where a ring cannot hold the local tokens from ``first`` to ``last`` all at once."""
     held = len(pages.rows) * page_size
     if last - first > held:
         raise RowsError(

@@ -1,0 +1,113 @@
+"""Kinds of components are data: what moves follows from a kind's numbers, also for kinds that have no name."""
+
+import pytest
+from rank_world import succeeded, wait_over
+
+import kvbaton as kb
+from kvbaton.errors import TransferFailed
+from kvbaton.layout import PAGED, TOKEN, Field, Kind, component, compressed, ring, tail, window
+
+TOKENS = 50
+
+
+def layout(kind, page_size, rows=20):
+    axes = ((TOKEN, page_size // kind.ratio, None), ("dim", 3, None))
+    fields = [Field("state", "bfloat16", axes), Field("score", "float32", axes[:1])]
+    return kb.RankLayout((component("c", kind, fields, layers=(1, 4), rows=rows, page_size=page_size, offset=24),))
+
+
+# name: (kind and page size at prefill, kind and page size at decode, rows at prefill, rows at decode, tokens that move)
+CASES = {
+    "window ring, rings of unlike sizes": ((ring(13), 4), (ring(13), 3), 5, 7, (37, 50)),
+    "window ring to linear pages": ((ring(13), 4), (Kind(window=13, reused=False), 5), 4, 3, (37, 50)),
+    "linear pages to a window ring": ((Kind(window=13, reused=False), 4), (ring(13), 1), 13, 13, (37, 50)),
+    "a ring that is one row of the request": ((ring(13), 16), (ring(13), 13), 1, 1, (37, 50)),
+    "tail, rings of unlike sizes": ((tail(16), 16), (tail(16), 32), 1, 1, (48, 50)),
+    "compressed entries": ((compressed(4), 8), (compressed(4), 32), 7, 2, (0, 48)),
+    "nobody has named this: a window of entries in a ring": (
+        (Kind(window=20, ratio=4, ring=True, reused=False), 8),
+        (Kind(window=20, ratio=4, reused=False), 4),
+        4,
+        6,
+        (28, 48),
+    ),
+    "nor this: a tail of paged tokens, never reused": (
+        (Kind(tail=7, reused=False), 4),
+        (Kind(tail=7, reused=False), 2),
+        13,
+        1,
+        (49, 50),
+    ),
+}
+
+
+@pytest.mark.parametrize("prefix", [0, 21])
+@pytest.mark.parametrize("name", CASES)
+def test_exactly_the_tokens_of_the_kind_move(any_world, name, prefix):
+    (kind, size), (other_kind, other_size), rows, other_rows, moved = CASES[name]
+    (source,) = any_world.prefill(layout(kind, size))
+    (destination,) = any_world.decode(layout(other_kind, other_size))
+    given = [(7 * number + 3) % 20 for number in range(rows)]
+    offered = [(3 * number + 1) % 20 for number in range(other_rows)]
+    first = max(moved[0], prefix) if other_kind.reused else moved[0]
+    # Pages that are not a ring begin with the first token that is needed at decode, with the first of all at prefill.
+    start = 0 if other_kind.ring else first // other_size * other_size
+    offered = offered if other_kind.ring else offered[: -(-TOKENS // other_size) - start // other_size]
+    held = max(0, TOKENS - rows * size) if kind.ring else 0
+    source.fill("c", given, (held, TOKENS))
+    receiver, sender = destination.manager.receiver(1), source.manager.sender(1)
+    receiver.offer({"c": offered}, TOKENS, prefix=prefix)
+    if kind.ring:
+        sender.finish({"c": given}, (0, TOKENS))
+    else:
+        for begin, end in ((0, 18), (18, 33), (33, TOKENS)):
+            pages = given[begin // size : -(-end // size)]
+            sender.send({"c": pages}, (begin, end))
+        sender.finish()
+    succeeded(sender, receiver)
+    destination.check("c", offered, (first, moved[1]), start=start)
+    destination.check_rest()
+    entries = moved[1] // kind.ratio - first // kind.ratio
+    assert receiver.bytes_by_component == {"c": entries * 2 * (3 * 2 + 4)}
+
+
+def test_a_ring_that_is_too_small_for_the_window_fails_its_room_only(world):
+    (source,) = world.prefill(layout(ring(13), 4))
+    (destination,) = world.decode(layout(ring(13), 4))
+    receiver, sender = destination.manager.receiver(1), source.manager.sender(1)
+    receiver.offer({"c": [1, 2, 3]}, TOKENS)
+    sender.finish({"c": [4, 5, 6, 7]}, (0, TOKENS))
+    wait_over(sender, receiver)
+    for room in (sender, receiver):
+        assert "destination: component c: a ring of 3 rows holds 12 tokens, but" in room.reason
+    destination.check_rest()
+    source.fill("c", [4, 5, 6, 7], (37, TOKENS))
+    receiver, sender = destination.manager.receiver(2), source.manager.sender(2)
+    receiver.offer({"c": [1, 2, 3, 8]}, TOKENS)
+    sender.finish({"c": [4, 5, 6, 7]}, (0, TOKENS))
+    succeeded(sender, receiver)
+    destination.check("c", [1, 2, 3, 8], (37, TOKENS))
+
+
+def test_kinds_that_hold_other_content_are_refused_with_both(world):
+    (source,) = world.prefill(layout(compressed(4), 8))
+    (destination,) = world.decode(layout(compressed(8), 8))
+    receiver, sender = destination.manager.receiver(1), source.manager.sender(1)
+    receiver.offer({"c": [1, 2, 3, 4, 5, 6, 7]}, TOKENS)
+    wait_over(receiver)
+    assert "'paged, 1 entry for 4 tokens' at the source" in receiver.reason
+    assert "'paged, 1 entry for 8 tokens' at the destination" in receiver.reason
+    with pytest.raises(TransferFailed):
+        receiver.raise_for_failure()
+    destination.check_rest()
+    sender.abort()
+
+
+def test_names_of_kinds():
+    assert [str(kind) for kind in (PAGED, window(8), ring(8), compressed(4), tail(4))] == [
+        "paged",
+        "window of 8 tokens",
+        "window of 8 tokens, in a ring, never reused",
+        "paged, 1 entry for 4 tokens",
+        "tail after each 4 tokens, in a ring, never reused",
+    ]
