@@ -27,7 +27,8 @@ class Settings:
     """How long `Manager.close` waits for writes that are under way."""
     queued_frames: int = 16_384
     """Control frames that may wait for a peer that does not read; more, and the peer counts as lost."""
-    striped: bool = False
-    """Whether source ranks that hold the same data share the work by token stripes; the decode side decides."""
+    striped: bool = True
+    """Whether source ranks that hold the same data share the work, in stripes of tokens or layers, so that each network
+    card carries its part; otherwise one of them sends. The decode side decides."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """How long a room may stay in each state."""
