@@ -1,0 +1,120 @@
+"""Small models and the sides that serve them: plain values from which layouts are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbaton.layout import Kind
+
+DRAFT_LAYERS = 1000
+"""Global ids from here on are those of a draft model, which the last pipeline stage holds."""
+
+
+@dataclass(frozen=True)
+class ModelTensor:
+    """A tensor of the whole model.
+
+    ``axes`` are name and size of every axis but that of tokens. Tensor parallelism cuts the axis ``cut``, block by
+    block; a block with fewer indices than ranks is replicated. ``stage`` is the pipeline stage that holds it (-1: the
+    last one) where its layer does not say so.
+    """
+
+    role: str
+    dtype: str
+    axes: tuple[tuple[str, int], ...]
+    cut: str = ""
+    blocks: tuple[int, ...] = ()
+    stage: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelComponent:
+    """A component of the whole model; ``kind`` without ring, which each side decides for itself.
+
+    ``elided`` are roles and layers without rows: at the destination, and at the source too if ``elided_at_source``.
+    """
+
+    name: str
+    family: str
+    kind: Kind
+    tensors: tuple[ModelTensor, ...]
+    layers: tuple[int, ...]
+    elided: frozenset[tuple[str, int]] = frozenset()
+    elided_at_source: bool = False
+
+
+@dataclass(frozen=True)
+class Placed:
+    """How one side holds one component.
+
+    ``unit`` and ``modulus`` say which tokens a context-parallel rank owns: 0 for what the rank says, else an ownership
+    of its own (modulus 1: every token).
+    """
+
+    page_size: int = 1
+    ring: bool = False
+    unit: int = 0
+    modulus: int = 0
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side: its parallel sizes, the unit in which context-parallel ranks share tokens, and its components.
+
+    ``arrangement`` is a seed for all that should not matter: order of axes, padding, placement of tensors, order of
+    spans. 0 is the plainest of all.
+    """
+
+    tp: int
+    pp: int
+    cp: int
+    unit: int
+    placed: tuple[Placed, ...]
+    arrangement: int = 0
+
+
+@dataclass(frozen=True)
+class World:
+    """One example: a model, its two sides, and a request. ``cuts`` end the chunks in which it is sent.
+
+    ``seed`` chooses rows, canaries and the order in which chunks arrive; 0 is the plainest.
+    """
+
+    model: tuple[ModelComponent, ...]
+    layers: int
+    source: Side
+    destination: Side
+    tokens: int
+    prefix: int = 0
+    cuts: tuple[int, ...] = ()
+    striped: bool = False
+    seed: int = 0
+
+    def text(self) -> str:
+        """The example in words, one fact a line."""
+        lines = [f"model of {self.layers} layers"]
+        for component in self.model:
+            layers = ", ".join(map(str, component.layers))
+            lines.append(f"  component {component.name}: {component.kind}; layers {layers}")
+            for tensor in component.tensors:
+                axes = " x ".join(f"{name} {size}" for name, size in tensor.axes)
+                cut = f", cut along {tensor.cut} in blocks of {tensor.blocks}" if tensor.cut else ", replicated"
+                stage = {None: "", 0: ", first stage only", -1: ", last stage only"}[tensor.stage]
+                lines.append(f"    {tensor.role}: {tensor.dtype}, {axes or 'one element'}{cut}{stage}")
+            if component.elided:
+                sides = "both sides" if component.elided_at_source else "destination"
+                listed = ", ".join(f"{role} of layer {layer}" for role, layer in sorted(component.elided))
+                lines.append(f"    without rows ({sides}): {listed}")
+        for name, side in (("source", self.source), ("destination", self.destination)):
+            unit = f" in units of {side.unit} tokens" if side.cp > 1 else ""
+            lines.append(f"{name}: tp {side.tp}, pp {side.pp}, cp {side.cp}{unit}; arrangement {side.arrangement}")
+            for component, placed in zip(self.model, side.placed, strict=True):
+                if component.kind.has_tokens:
+                    own = f", tokens shared by {placed.modulus} in units of {placed.unit}" if placed.modulus > 1 else ""
+                    own = ", every token on each rank" if placed.modulus == 1 and side.cp > 1 else own
+                    rows = "ring of pages" if placed.ring else "pages"
+                    lines.append(f"  {component.name}: {rows} of {placed.page_size} tokens{own}")
+        chunks = f"; chunks end at {', '.join(map(str, self.cuts))}" if self.cuts else ""
+        lines.append(f"request: {self.tokens} tokens, {self.prefix} of them already there{chunks}")
+        lines.append(f"stripes {'on' if self.striped else 'off'}, seed {self.seed}")
+        return "\n".join(lines)

@@ -1,0 +1,181 @@
+"""Checks many examples: Hypothesis draws them, and makes the first one that fails as small as it can."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from kvbaton.check.coverage import FEATURES, covered
+from kvbaton.check.explain import Problem
+from kvbaton.check.grids import grid
+from kvbaton.check.layouts import Report, check_pair
+from kvbaton.check.models import World
+from kvbaton.check.worlds import WORLD_BYTES, to_name, world_of
+from kvbaton.errors import ConfigurationError
+
+BATCH = 250
+"""Examples that are drawn from one seed; a batch is the same in whichever process it runs."""
+MOST_DESTINATIONS = 2
+"""Destination ranks that are checked in one example."""
+
+
+@dataclass
+class Failure:
+    """The smallest example found that fails: its text, its name, and the seed of its batch."""
+
+    example: str
+    name: str
+    problems: list[Problem]
+    seed: int
+
+    def text(self) -> str:
+        """All of it, for a person to read, with the commands that repeat it."""
+        wrong = "\n".join(f"  {problem.where}: {problem.what}" for problem in self.problems)
+        return f"{self.example}\n\nwrong:\n{wrong}\n\nrepeat this example alone:\n  {self.command}\n"
+
+    @property
+    def command(self) -> str:
+        """The command that checks the smallest example by itself."""
+        return f"kvbaton check layouts --example {self.name}"
+
+
+@dataclass
+class Outcome:
+    """What was checked: ``examples`` that passed, what they covered and moved; and the failure, if there was one."""
+
+    examples: int = 0
+    pairs: int = 0
+    pieces: int = 0
+    nbytes: int = 0
+    covered: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(FEATURES, 0)))
+    failure: Failure | None = None
+
+    def add(self, other: Outcome) -> None:
+        """Count what ``other`` counted too."""
+        self.examples += other.examples
+        self.pairs += other.pairs
+        self.pieces += other.pieces
+        self.nbytes += other.nbytes
+        self.covered.update(other.covered)
+        self.failure = self.failure or other.failure
+
+
+class _Failed(Exception):
+    """An example that failed, on its way through Hypothesis."""
+
+
+def check_world(world: World) -> Report:
+    """Check one example; an error of any kind is a problem."""
+    try:
+        return check_pair(
+            grid(world, world.source),
+            grid(world, world.destination),
+            tokens=world.tokens,
+            prefix=world.prefix,
+            cuts=world.cuts,
+            seed=world.seed,
+            striped=world.striped,
+            most_destinations=MOST_DESTINATIONS,
+        )
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno}, in {last.name})"
+        return Report([Problem("planner", what)])
+
+
+def run(
+    examples: int, seed: int, *, processes: int = 1, progress: Callable[[Outcome], None] = lambda outcome: None
+) -> Outcome:
+    """Check ``examples`` examples. The same number and ``seed`` give the same ones, whatever ``processes`` is.
+
+    ``progress`` is called with all that has been counted after each batch. It ends after the first batch that fails.
+    Raises `ConfigurationError` where Hypothesis is not installed.
+    """
+    need_hypothesis()
+    outcome = Outcome()
+    for done in _outcomes(_batches(examples, seed), processes):
+        outcome.add(done)
+        progress(outcome)
+        if outcome.failure:
+            break
+    return outcome
+
+
+def run_batch(seed: int, examples: int) -> Outcome:
+    """Check the examples of one seed with Hypothesis, and shrink the first that fails."""
+    from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+    from hypothesis import seed as seeded
+    from hypothesis import strategies as st
+
+    outcome = Outcome()
+
+    def check(choices: bytes) -> None:
+        world = world_of(choices)
+        report = check_world(world)
+        if not report.ok:
+            outcome.failure = Failure(world.text(), to_name(choices), report.problems, seed)
+            raise _Failed
+        if outcome.failure is None:
+            outcome.examples += 1
+            outcome.pairs += report.pairs
+            outcome.pieces += report.pieces
+            outcome.nbytes += report.nbytes
+            outcome.covered.update(covered(world))
+
+    quiet = settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        verbosity=Verbosity.quiet,
+    )
+    try:
+        seeded(seed)(quiet(given(st.binary(min_size=WORLD_BYTES, max_size=WORLD_BYTES))(check)))()
+    except _Failed:
+        pass
+    return outcome
+
+
+def need_hypothesis() -> None:
+    """Raise `ConfigurationError` where Hypothesis is not installed."""
+    try:
+        import hypothesis  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(f"checks need the extra 'check': pip install 'kvbaton[check]' ({error})") from None
+
+
+def _batches(examples: int, seed: int) -> list[tuple[int, int]]:
+    """Seed and number of examples of each batch; the first has ``seed`` itself."""
+    counts = [min(BATCH, examples - start) for start in range(0, examples, BATCH)]
+    return [(seed if not number else _mixed(seed, number), count) for number, count in enumerate(counts)]
+
+
+def _mixed(seed: int, number: int) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=7).digest(), "little")
+
+
+def _outcomes(batches: list[tuple[int, int]], processes: int) -> Iterator[Outcome]:
+    if processes <= 1:
+        for batch in batches:
+            yield run_batch(*batch)
+        return
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        waiting: list[tuple[int, int]] = batches[::-1]
+        running: set[Future[Outcome]] = set()
+        try:
+            while waiting or running:
+                while waiting and len(running) < 2 * processes:
+                    running.add(pool.submit(run_batch, *waiting.pop()))
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        finally:
+            for future in running:
+                future.cancel()
