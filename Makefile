@@ -2,17 +2,19 @@
 SHELL := /bin/bash
 PYTHON ?=
 VENV := .venv
+EXAMPLES ?= 100000
 RUN := $(VENV)/bin/python
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup demo test test-all lint format typecheck bench golden clean
+.PHONY: help setup demo test test-all check lint format typecheck bench golden clean
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
 	@echo "               (ALL=1 every architecture; TRANSPORT=tcp another transport)"
 	@echo "make test      the tests that CI runs"
-	@echo "make test-all  all tests, the long ones too"
+	@echo "make test-all  all tests, the long ones too, and make check"
+	@echo "make check     100,000 random pairs of layouts against the oracle (EXAMPLES=n, SEED=s; a fresh seed by default)"
 	@echo "make lint      ruff (lint, format) and mypy strict"
 	@echo "make bench     benchmarks; figures in build/bench/*.json"
 	@echo "make setup     the virtual environment in .venv (done by the others when it is needed)"
@@ -29,6 +31,10 @@ test: setup
 
 test-all: setup
 	@$(RUN) -m pytest -q
+	@$(MAKE) --no-print-directory check
+
+check: setup
+	@$(RUN) -m kvbaton check layouts --examples $(EXAMPLES) --processes 2 $(if $(SEED),--seed $(SEED)) --json build/check.json
 
 lint: setup
 	@$(RUN) -m ruff check .

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from oracle import Rank, expected_regions, run_transfer, write_content
 
+from kvbaton.check.execute import execute
+from kvbaton.check.oracle import CANARIES, Memory, RequestRows, expect, write_content
 from kvbaton.errors import RowsError
 from kvbaton.layout import PAGED, Field, RankLayout, component, conv_state, paged_kv, replicated_spans
 from kvbaton.plan import Pages, assign, compile_pair
@@ -33,27 +34,35 @@ def heads(total, rank, tp, rows=4, **options):
     return RankLayout((kv,))
 
 
+def move(transfers, source, destination):
+    """Execute ``transfers``; how often each byte of the destination was written."""
+    writes = np.zeros(len(destination.bytes), np.int64)
+    for transfer in transfers:
+        execute(transfer, source, destination, writes)
+    return writes
+
+
 def test_d01_each_rank_gets_the_right_head():
-    sources = [Rank(heads(2, rank, 2, page_size=2), 1) for rank in range(2)]
+    sources = [Memory(heads(2, rank, 2, page_size=2), 1) for rank in range(2)]
     for source in sources:
         for tensor in source.layout.components[0].tensors:
             head = tensor.axes[1].spans[0][0]
-            source.regions[0][tensor.offset : tensor.offset + tensor.rows * tensor.row_stride] = 0x10 + head
+            begin = CANARIES + tensor.offset
+            source.bytes[begin : begin + tensor.rows * tensor.row_stride] = 0x10 + head
     for index in range(8):
-        destination = Rank(heads(2, index, 8, page_size=2), 2)
+        destination = Memory(heads(2, index, 8, page_size=2), 2)
         shares = assign([source.layout for source in sources], destination.layout, destination_index=index)
         assert [share.empty for share in shares] == [index >= 4, index < 4]
         for source, share in zip(sources, shares, strict=True):
             plan = compile_pair(source.layout, destination.layout, share)
             transfers = plan.bind("kv", (0, 2), Pages([3], 0), Pages([1], 0))
             assert [length for _, _, length in pieces(transfers)] == [16, 16] * (not share.empty)
-            for transfer in transfers:
-                run_transfer(transfer, source, destination)
-        before = Rank(destination.layout, 2).regions[0]
+            move(transfers, source, destination)
+        right = Memory(destination.layout, 2).bytes
         for tensor in destination.layout.components[0].tensors:
-            begin = tensor.offset + tensor.row_stride
-            before[begin : begin + 16] = 0x10 + index // 4
-        assert np.array_equal(destination.regions[0], before)
+            begin = CANARIES + tensor.offset + tensor.row_stride
+            right[begin : begin + 16] = 0x10 + index // 4
+        assert np.array_equal(destination.bytes, right)
 
 
 @pytest.mark.parametrize(
@@ -140,21 +149,18 @@ def test_d10c_counts_that_differ_are_refused_with_both():
 
 def test_d11_pages_of_another_size_land_exactly():
     source, destination = (
-        Rank(
+        Memory(
             RankLayout((paged_kv(layers=range(2), rows=9, page_size=size, heads=2, head_dim=4, dtype="bfloat16"),)),
             seed,
         )
         for size, seed in ((32, 1), (64, 2))
     )
-    source.rows["kv"], destination.rows["kv"] = [7, 0, 3, 8, 2], [4, 1, 5]
-    write_content(source, source.layout.components[0], range(150), source.regions)
-    expected = expected_regions(destination, {"kv": range(150)})
-    transfers = compile_pair(source.layout, destination.layout).bind(
-        "kv", (0, 150), Pages(source.rows["kv"], 0), Pages(destination.rows["kv"], 0)
-    )
-    for transfer in transfers:
-        run_transfer(transfer, source, destination)
-    assert np.array_equal(destination.regions[0], expected[0])
+    here, there = RequestRows(np.array([7, 0, 3, 8, 2])), RequestRows(np.array([4, 1, 5]))
+    write_content(source, source.layout.components[0], here, np.arange(150), 150)
+    right, written = expect(destination, {"kv": there}, 150, 0, {})
+    transfers = compile_pair(source.layout, destination.layout).bind("kv", (0, 150), Pages(*here), Pages(*there))
+    assert np.array_equal(move(transfers, source, destination), written)
+    assert np.array_equal(destination.bytes, right)
     assert sum(transfer.nbytes for transfer in transfers) == 150 * 2 * 2 * 2 * 4 * 2
 
 
@@ -166,19 +172,18 @@ def test_stripes_between_ranks_that_hold_unlike_parts():
         )
         return RankLayout((kv,))
 
-    sources = [Rank(layout(spans, 2), 1) for spans in (((0, 2),), ((2, 1), (1, 1)), ((2, 1), (0, 1)))]
-    destination = Rank(layout(((0, 3),), 3), 2)
-    destination.rows["kv"] = [*range(12, 2, -1)]
-    expected = expected_regions(destination, {"kv": range(5, 29)})
+    sources = [Memory(layout(spans, 2), 1) for spans in (((0, 2),), ((2, 1), (1, 1)), ((2, 1), (0, 1)))]
+    destination = Memory(layout(((0, 3),), 3), 2)
+    here, there = RequestRows(np.arange(15)), RequestRows(np.arange(12, 2, -1))
+    right, written = expect(destination, {"kv": there}, 29, 5, {})
+    writes = 0
     shares = assign([source.layout for source in sources], destination.layout, striped=True)
     assert [len({part.tokens for part in share.parts}) for share in shares] == [1, 2, 1]
     for source, share in zip(sources, shares, strict=True):
-        source.rows["kv"] = [*range(15)]
-        write_content(source, source.layout.components[0], range(29), source.regions)
+        write_content(source, source.layout.components[0], here, np.arange(29), 29)
         plan = compile_pair(source.layout, destination.layout, share)
-        transfers = plan.bind("kv", (5, 29), Pages(source.rows["kv"], 0), Pages(destination.rows["kv"], 0))
+        transfers = plan.bind("kv", (5, 29), Pages(*here), Pages(*there))
         assert transfers
-        for transfer in transfers:
-            run_transfer(transfer, source, destination)
-    assert np.array_equal(destination.regions[0], expected[0])
-    assert destination.writes[0].max() == 1
+        writes = writes + move(transfers, source, destination)
+    assert np.array_equal(destination.bytes, right)
+    assert np.array_equal(writes, written)

@@ -7,6 +7,10 @@ import pathlib
 
 import pytest
 
+import kvbaton.check.models
+import kvbaton.check.oracle
+import kvbaton.check.requests
+import kvbaton.check.worlds
 import kvbaton.layout
 import kvbaton.plan
 
@@ -37,6 +41,16 @@ def test_imports(package):
             for name in names:
                 ours = any(name == allowed or name.startswith(f"{allowed}.") for allowed in PURE[package])
                 assert ours or name in LIBRARIES, f"{path.name} imports {name}"
+
+
+def test_the_oracle_shares_no_code_with_the_planner():
+    ours = set()
+    for module in (kvbaton.check.oracle, kvbaton.check.models, kvbaton.check.worlds, kvbaton.check.requests):
+        for node in ast.walk(ast.parse(pathlib.Path(module.__file__).read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("kvbaton"):
+                ours.add(node.module)
+    allowed = {f"kvbaton.{name}" for name in ("layout", "errors", "check.oracle", "check.models")}
+    assert ours <= allowed
 
 
 @pytest.mark.parametrize("module", [kvbaton.layout, kvbaton.plan])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvbaton.check.models import DRAFT_LAYERS, ModelComponent, Placed, Side, World
 from kvbaton.check.grids import stage_of
+from kvbaton.check.models import DRAFT_LAYERS, ModelComponent, Placed, Side, World
 from kvbaton.layout import DTYPE_BYTES
 
 FEATURES = (

@@ -24,8 +24,8 @@ class Moved(NamedTuple):
 def execute(transfer: Transfer, source: Memory, destination: Memory, writes: Int64s) -> Moved:
     """Copy what ``transfer`` says and add 1 to ``writes`` of each destination byte.
 
-    Raises `BrokenTransfer` where a table has not the form that `kvbaton.plan.boxes` promises, or an address lies outside
-    its region.
+    Raises `BrokenTransfer` where a table has not the form that `kvbaton.plan.boxes` promises, or an address lies
+    outside its region.
     """
     check_tables(transfer)
     box, i0, i1, byte = _every_byte(transfer.boxes)
@@ -62,7 +62,7 @@ def check_tables(transfer: Transfer) -> None:
         (boxes.destination, len(SIDE_COLUMNS)),
     ):
         if table.shape != (len(boxes.shape), columns) or table.dtype != np.int64 or not table.flags.c_contiguous:
-            raise BrokenTransfer(f"a table of boxes is {table.dtype} {table.shape}, not contiguous int64 [n, {columns}]")
+            raise BrokenTransfer(f"boxes are {table.dtype} {table.shape}, not contiguous int64 [n, {columns}]")
     for units in (transfer.source_units, transfer.destination_units):
         if units.ndim != 1 or units.dtype != np.int64 or not units.flags.c_contiguous:
             raise BrokenTransfer(f"units are {units.dtype} {units.shape}, not contiguous int64 [n]")

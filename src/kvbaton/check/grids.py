@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
@@ -66,13 +67,19 @@ def grid(world: World, side: Side) -> list[RankLayout]:
     seeds = Random(side.arrangement)
     each_by_itself = bool(side.arrangement) and seeds.random() < 0.2
     one_region = bool(side.arrangement) and seeds.random() < 0.3
-    chosen = [seeds.getrandbits(30) if side.arrangement else 0 for _ in world.model]
+    # By family and not by number, so that a component is laid out the same when it stands alone.
+    mixed = [zlib.crc32(f"{side.arrangement}/{entry.family}".encode()) for entry in world.model]
+    chosen = [seed if side.arrangement else 0 for seed in mixed]
     for t, p, c in itertools.product(range(side.tp), range(side.pp), range(side.cp)):
         components: list[Component] = []
         rank_owned = Ownership(side.unit, side.cp, c) if side.cp > 1 else Ownership()
         region, cursor = 0, 0
         for entry, placed, seed in zip(world.model, side.placed, chosen, strict=True):
-            choice = arrangement(seed + 7 * len(ranks) if each_by_itself else seed, len(entry.tensors))
+            choice = common = arrangement(seed, len(entry.tensors))
+            if each_by_itself:
+                # Which replicas hold the same is agreed between all ranks.
+                choice = arrangement(seed + 1 + len(ranks), len(entry.tensors))
+                choice = replace(choice, interleaved=common.interleaved)
             owned = own_of(placed, c) if entry.kind.has_tokens else None
             rows = _row_count(world, entry, placed, owned or rank_owned) + choice.spare
             tensors, end = _tensors(world, side, entry, placed, rows, (t, p), (region, cursor), choice)

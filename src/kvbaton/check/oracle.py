@@ -1,8 +1,8 @@
 """The oracle: what every byte of a rank's memory must be.
 
 It knows the dimensions of the model, which logical elements each rank holds and where (the nouns of `kvbaton.layout`),
-and one sentence: after the transfer every logical element that the receiver needs equals the sender's, and no other byte
-has changed. It shares no code with the planner.
+and one sentence: after the transfer every logical element that the receiver needs equals the sender's, and no other
+byte has changed. It shares no code with the planner.
 """
 
 from __future__ import annotations
@@ -117,9 +117,7 @@ def held_entries(layout: RankLayout, component: Component, request: RequestRows,
     return np.flatnonzero((places >= max(first, 0)) & (places < first + room))
 
 
-def blocks(
-    memory: Memory, component: Component, request: RequestRows, entries: Int64s, tokens: int
-) -> Iterator[Block]:
+def blocks(memory: Memory, component: Component, request: RequestRows, entries: Int64s, tokens: int) -> Iterator[Block]:
     """Where ``entries`` (or slots) of a request lie, for those that this rank holds; tensors without rows are left out.
 
     ``tokens`` is the number of tokens of the request.
@@ -202,10 +200,13 @@ def _inner(axes: tuple[Axis, ...]) -> tuple[int, Int64s, UInt64s]:
 
 @functools.lru_cache(1 << 10)
 def _constant(name: str) -> np.uint64:
-    return np.uint64(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") | 1)
+    constant: np.uint64 = np.uint64(
+        int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") | 1
+    )
+    return constant
 
 
 def _mixed(numbers: UInt64s) -> UInt64s:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
+    return np.asarray(numbers ^ (numbers >> np.uint64(31)))

@@ -21,9 +21,7 @@ def choose_rows(
     Without ``chance`` rows are in ascending order, and as few as can be. Raises `RowsError` where too few are
     registered.
     """
-    return {
-        component.name: _rows(layout, component, tokens, prefix, chance, slots) for component in layout.components
-    }
+    return {component.name: _rows(layout, component, tokens, prefix, chance, slots) for component in layout.components}
 
 
 def rows_of_chunk(

@@ -1,7 +1,7 @@
 """Worlds from bytes: pairs of grids of one small model, laid out in unlike ways, and a request.
 
 A world is told by `WORLD_BYTES` bytes, and every byte is one choice at a fixed place. The simplest choice is 0, so that
-whoever makes the bytes smaller makes the world smaller: `kvbaton.check.run` lets Hypothesis do so. The bytes in
+whoever makes the bytes smaller makes the world smaller: `kvbaton.check.examples` lets Hypothesis do so. The bytes in
 hexadecimal, without zeros at the end, are the name of a world.
 """
 
@@ -108,13 +108,22 @@ def to_name(choices: bytes) -> str:
     return choices.rstrip(b"\0").hex() or "00"
 
 
-def from_name(name: str) -> World:
-    """The world of that name. Raises `ConfigurationError` where it is no name of a world."""
+def to_choices(name: str) -> bytes:
+    """The bytes of the world of that name. Raises `ConfigurationError` where it is no name of a world."""
     try:
         choices = bytes.fromhex(name)
     except ValueError:
         raise ConfigurationError(f"example {name!r} is not a row of hexadecimal digits") from None
-    return world_of(choices.ljust(WORLD_BYTES, b"\0"))
+    if len(choices) > WORLD_BYTES:
+        raise ConfigurationError(f"example {name[:16]}... has {len(choices)} bytes, more than {WORLD_BYTES}")
+    return choices.ljust(WORLD_BYTES, b"\0")
+
+
+def with_component(choices: bytes, number: int) -> bytes:
+    """The same world with its component ``number`` alone."""
+    request, *sides_and_components = _rows(choices)
+    one = bytes((request[0], 0)) + request[2:]
+    return b"".join((one, *sides_and_components[:2], sides_and_components[2 + number])).ljust(WORLD_BYTES, b"\0")
 
 
 def _rows(choices: bytes) -> Iterator[bytes]:
@@ -195,8 +204,8 @@ def _kind(choices: Choices) -> Kind:
     if name == "compressed window":
         return Kind(ratio=ratio, window=window, reused=not kept)
     if name == "other":
-        limits = {"window": window if limit == 1 else 0, "tail": tail if limit == 2 else 0}
-        return Kind(ratio=any_ratio, reused=not kept, **limits)
+        window, tail = window if limit == 1 else 0, tail if limit == 2 else 0
+        return Kind(ratio=any_ratio, window=window, tail=tail, reused=not kept)
     return Kind()
 
 
