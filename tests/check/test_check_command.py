@@ -1,4 +1,6 @@
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -54,6 +56,16 @@ def test_a_failure_is_shown_and_can_be_repeated(monkeypatch, capsys):
     monkeypatch.undo()
     assert run(monkeypatch, *command.split()[3:]) == 0
     assert "nothing is wrong" in capsys.readouterr().out
+
+
+def test_nothing_is_left_in_the_working_directory(tmp_path):
+    command = [sys.executable, "-m", "kvbaton", "check", "layouts", "--examples", "300", "--processes", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)}
+    environment.pop("HYPOTHESIS_STORAGE_DIRECTORY", None)
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "300 examples of seed" in ended.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_fresh_seed_is_told(monkeypatch, capsys):

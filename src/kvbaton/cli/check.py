@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import Annotated, Optional
 
 import typer
@@ -27,6 +30,7 @@ def layouts(
     The exit code is 1 if an example failed; the smallest one that was found is printed with the command to repeat it.
     """
     import secrets
+    import tempfile
 
     from kvbaton.check.report import check_example, check_examples
 
@@ -34,5 +38,20 @@ def layouts(
         passed = check_example(example, json_to=json)
     else:
         chosen = secrets.randbelow(1 << 32) if seed is None else seed
-        passed = check_examples(examples, chosen, processes=processes, json_to=json)
+        with tempfile.TemporaryDirectory() as folder, _storage(folder):
+            passed = check_examples(examples, chosen, processes=processes, json_to=json)
     raise typer.Exit(0 if passed else 1)
+
+
+@contextlib.contextmanager
+def _storage(folder: str) -> Iterator[None]:
+    """Let Hypothesis keep its files in ``folder`` instead of the working directory, unless the user said where."""
+    name = "HYPOTHESIS_STORAGE_DIRECTORY"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = folder
+    try:
+        yield
+    finally:
+        del os.environ[name]
