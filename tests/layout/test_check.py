@@ -166,21 +166,24 @@ TENSORS = st.builds(
     st.sampled_from(("bfloat16", "uint8", "x")),
     st.lists(AXES, max_size=3).map(tuple),
 )
+FLAGS = st.one_of(st.booleans(), NUMBERS)
+KINDS = st.builds(Kind, st.sampled_from(("token", "request", "x")), NUMBERS, NUMBERS, NUMBERS, FLAGS, FLAGS, FLAGS)
+OWNED = st.builds(Ownership, NUMBERS, NUMBERS, NUMBERS)
 LAYOUTS = st.builds(
     RankLayout,
     st.lists(
         st.builds(
             Component,
             st.sampled_from(("kv", "state")),
-            st.sampled_from(("paged", "window", "slot", "aux")),
+            st.one_of(KINDS, st.sampled_from(("paged", None))),
             st.lists(TENSORS, max_size=2).map(tuple),
             NUMBERS,
-            NUMBERS,
+            st.one_of(st.none(), OWNED, NUMBERS),
         ),
         max_size=2,
     ).map(tuple),
-    st.builds(Coords, st.tuples(NUMBERS, NUMBERS)),
-    st.builds(Ownership, NUMBERS, NUMBERS, NUMBERS),
+    st.one_of(st.just(Coords()), st.builds(Coords, st.tuples(NUMBERS, NUMBERS))),
+    st.one_of(st.just(Ownership()), OWNED),
 )
 
 
@@ -188,3 +191,15 @@ LAYOUTS = st.builds(
 def test_hostile_values_end_in_a_layout_error_or_in_none(layout):
     with contextlib.suppress(LayoutError):
         check_layout(layout, [100])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "paged"}, "component kv: kind is 'paged' of type str, not Kind"),
+        ({"owned": 3}, "component kv: owned is '3' of type int, not Ownership"),
+    ],
+)
+def test_values_of_another_type_are_refused(change, message):
+    with pytest.raises(LayoutError, match=message):
+        check_layout(RankLayout((replace(KV, **change),)), [SIZE])

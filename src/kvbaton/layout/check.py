@@ -48,6 +48,7 @@ def check_layout(layout: RankLayout, region_bytes: Sequence[int] | None) -> None
         if component.name in names:
             _fail(f"component {component.name}", "is listed twice; merge the tensors into one component")
         names.add(component.name)
+        _check_types(component)
         _check_component(component, layout.owned_of(component), region_bytes)
 
 
@@ -62,6 +63,13 @@ def _check_ownership(owned: Ownership, where: str) -> None:
     _integer(owned.modulus, 1, MAX_PERIOD, where, "modulus")
     _integer(owned.remainder, 0, owned.modulus - 1, where, "remainder")
     _integer(owned.unit * owned.modulus, 1, MAX_PERIOD, where, "unit * modulus")
+
+
+def _check_types(component: Component) -> None:
+    where = f"component {component.name}"
+    for value, wanted, what in ((component.kind, Kind, "kind"), (component.owned, Ownership, "owned")):
+        if type(value) is not wanted and not (what == "owned" and value is None):
+            _fail(where, f"{what} is {str(value)[:MAX_NAME]!r} of type {type(value).__name__}, not {wanted.__name__}")
 
 
 def _check_kind(kind: Kind, where: str) -> None:
