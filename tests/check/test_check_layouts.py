@@ -7,6 +7,7 @@ from kvbaton.check import check_layouts, examples, layouts
 from kvbaton.check.coverage import FEATURES
 from kvbaton.check.worlds import to_choices, world_of
 from kvbaton.plan import Pages, Share, assign, compile_pair
+from kvbaton.plan.assign import overlap
 
 
 def test_every_element_arrives_and_no_other_byte_changes():
@@ -68,7 +69,7 @@ def without_a_stripe(sources, destination, *, striped, **options):
 
 def never_two_senders(sources, destination, **options):
     """Every replica sends all that it holds."""
-    return [kvbaton.plan.assign.__globals__["overlap"](source, destination) for source in sources]
+    return [overlap(source, destination) for source in sources]
 
 
 def by_count(*arguments):
