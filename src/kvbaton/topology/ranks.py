@@ -1,0 +1,136 @@
+"""From a deployment of a model to the layouts of its ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kvbaton.errors import LayoutError
+from kvbaton.layout import (
+    Component,
+    Coords,
+    Field,
+    Kind,
+    Ownership,
+    RankLayout,
+    check_layout,
+    component,
+    required_bytes,
+    whole,
+)
+from kvbaton.layout.build import Placement
+from kvbaton.topology.model import ComponentModel, Model
+
+SLOTS = 8
+"""Rows of a component whose rows are those of a request."""
+
+
+class Layouting(NamedTuple):
+    """How one component is laid out."""
+
+    page_size: int
+    order: str
+    placement: Placement
+    dtype: str = ""
+    """Replaces the dtype of all its tensors, where it is given."""
+    whole: bool = False
+    stage: int | None = None
+
+
+class Topology(NamedTuple):
+    """A model and how one side serves it. ``stages`` are the layers of each pipeline stage.
+
+    ``cp_unit`` is in tokens. ``cp_inside_tp``: the tensor-parallel ranks share the tokens. ``dtype`` is that of token
+    rows whose tensors name none.
+    """
+
+    title: str
+    model: Model
+    layouting: Mapping[str, Layouting]
+    tp: int
+    stages: tuple[tuple[int, ...], ...]
+    cp: int
+    cp_unit: int
+    cp_inside_tp: bool
+    dp: int
+    dtype: str
+    striped: bool
+    transports: tuple[str, ...]
+
+
+def lay_out(topology: Topology, tokens: int) -> list[RankLayout]:
+    """The layouts of the ranks of one data-parallel replica, tensor parallelism fastest, then context, then pipeline.
+
+    Their pools hold more than a request of ``tokens`` tokens. Every layout has passed `check_layout`. Raises
+    `ShardError` where something does not divide over the ranks, `LayoutError` where a layout does not hold together.
+    """
+    contexts = 1 if topology.cp_inside_tp else topology.cp
+    layouts: list[RankLayout] = []
+    for stage, context, rank in itertools.product(range(len(topology.stages)), range(contexts), range(topology.tp)):
+        place = rank % topology.cp if topology.cp_inside_tp else context
+        coords = Coords((rank, topology.tp), (stage, len(topology.stages)), (place, topology.cp), (0, topology.dp))
+        owned = Ownership(topology.cp_unit, topology.cp, place) if topology.cp > 1 else Ownership()
+        layout = RankLayout(_components(topology, coords, tokens), coords, owned)
+        check_layout(layout, required_bytes(layout.components))
+        layouts.append(layout)
+    return layouts
+
+
+def _components(topology: Topology, coords: Coords, tokens: int) -> tuple[Component, ...]:
+    made: list[Component] = []
+    for model in topology.model.components:
+        layouting = topology.layouting[model.name]
+        if layouting.stage not in (None, coords.pp[0]):
+            continue
+        held = topology.stages[coords.pp[0]]
+        layers = model.layers if model.kind.aux else tuple(layer for layer in model.layers if layer in held)
+        if layers:
+            made.append(_component(topology, model, layouting, layers, coords, len(made), tokens))
+    return tuple(made)
+
+
+def _component(
+    topology: Topology,
+    model: ComponentModel,
+    layouting: Layouting,
+    layers: tuple[int, ...],
+    coords: Coords,
+    region: int,
+    tokens: int,
+) -> Component:
+    kind = model.kind
+    page_size = layouting.page_size if kind.has_tokens else 1
+    if page_size % kind.ratio:
+        raise LayoutError(
+            f"component {model.name}: page_size {page_size} is no multiple of the {kind.ratio} tokens of an entry"
+        )
+    fields = []
+    for tensor in model.tensors:
+        default = topology.dtype if kind.has_tokens else ""
+        dtype = layouting.dtype or tensor.dtype or default or topology.model.dtype
+        axes = tensor.ordered(layouting.order, page_size // kind.ratio) if kind.has_tokens else tensor.axes
+        spans = [axis.spans(*coords.tp, model.name) for axis in axes]
+        named = [(axis.name, axis.size, held or whole(axis.size)) for axis, held in zip(axes, spans, strict=True)]
+        fields.append(Field(tensor.role, dtype, tuple(named)))
+    made = component(
+        model.name,
+        kind,
+        fields,
+        layers=layers,
+        rows=_rows(kind, page_size, tokens),
+        page_size=page_size,
+        placement=layouting.placement,
+        region=region,
+    )
+    if not layouting.whole or not kind.has_tokens:
+        return made
+    return Component(made.name, made.kind, made.tensors, made.page_size, Ownership())
+
+
+def _rows(kind: Kind, page_size: int, tokens: int) -> int:
+    """Twice what a request of ``tokens`` tokens needs: pages that do not lie side by side have a place."""
+    if not kind.has_tokens:
+        return SLOTS
+    return 2 * (math.ceil(tokens / page_size) + math.ceil((kind.window + kind.tail) / page_size) + 1)
