@@ -76,7 +76,7 @@ def answer_hello(
     Raises `VersionMismatch`, `SelfConnection`, `LayoutMismatch` or `HandshakeError`: `refuse` makes the answer of it.
     """
     _check_parties(hello, instance, model, layout)
-    common = _common(hello, transports)
+    common = common_transports(transports, hello.transports)
     shares = _shares(hello)
     parts = expected_parts(shares)
     plan = compile_pair(layout, hello.layout, shares[hello.source_index])
@@ -181,12 +181,14 @@ def _check_parties(hello: Hello, instance: str, model: str, layout: RankLayout) 
         )
 
 
-def _common(hello: Hello, transports: Sequence[str]) -> tuple[str, ...]:
-    common = tuple(name for name in transports if name in hello.transports)
+def common_transports(prefill: Sequence[str], decode: Iterable[str]) -> tuple[str, ...]:
+    """The transports that both sides have, in the prefill side's order; raises `HandshakeError` if there is none."""
+    offered = tuple(decode)
+    common = tuple(name for name in prefill if name in offered)
     if not common:
         raise HandshakeError(
-            f"no transport in common: the prefill rank has {_listed(transports)}, the decode rank "
-            f"{_listed(hello.transports)}; enable one of them on both sides"
+            f"no transport in common: the prefill rank has {_listed(prefill)}, the decode rank "
+            f"{_listed(offered)}; enable one of them on both sides"
         )
     return common
 

@@ -37,6 +37,8 @@ class Capabilities(NamedTuple):
     """Kinds of memory it can read and write: "host", "cuda"."""
     needs_shared_memory: bool
     """The destination region must be a `SharedMemory`."""
+    one_sided: bool = False
+    """It can write each piece by itself, without the peer's help, at a cost for each."""
 
 
 class Completion(NamedTuple):
