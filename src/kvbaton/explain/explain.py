@@ -191,13 +191,16 @@ def bind(
 
 
 def _parts(share: Share, component: Component) -> tuple[result.PartInfo, ...]:
-    """The parts of one component; roles that are held alike are one part."""
+    """The parts of one component: one for roles that are held alike, and for layers that are."""
     sizes = {tensor.role: {axis.name: axis.size for axis in tensor.axes} for tensor in component.tensors}
-    roles: dict[tuple[Part, tuple[tuple[str, int], ...]], list[str]] = {}
+    layers: dict[Part, list[int]] = {}
     for part in share.parts:
         if part.component == component.name:
-            own = tuple((axis, sizes[part.role][axis]) for axis, _ in part.block)
-            roles.setdefault((part._replace(role=""), own), []).append(part.role)
+            layers.setdefault(part._replace(layers=()), []).extend(part.layers)
+    roles: dict[tuple[Part, tuple[tuple[str, int], ...]], list[str]] = {}
+    for part, listed in layers.items():
+        own = tuple((axis, sizes[part.role][axis]) for axis, _ in part.block)
+        roles.setdefault((part._replace(role="", layers=tuple(sorted(listed))), own), []).append(part.role)
     return tuple(
         result.PartInfo(tuple(named), part.layers, dict(part.block), dict(own), *part.tokens)
         for (part, own), named in roles.items()

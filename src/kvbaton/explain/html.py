@@ -89,12 +89,13 @@ def _pairs(explanation: Explanation) -> str:
     for group in alike_pairs(explanation.pairs):
         names = [pair_name(explanation, pair.source, pair.destination) for pair in group.pairs]
         title = names[0] if len(names) == 1 else f"{len(names)} pairs: {some(names, 8)}"
-        for position, flow in enumerate(group.first.flows):
-            layers = "\n".join(show_part_layers(part) for part in flow.parts)
-            blocks = "\n".join(show_block(part) for part in flow.parts)
-            head = (title, group.first.executor) if position == 0 else ("", "")
-            figures = (show_bytes(flow.nbytes), f"{flow.runs.pieces:,}", show_runs(flow.runs))
-            rows.append((*head, flow.component, layers, blocks, show_tokens(flow), *figures))
+        head = (title, group.first.executor)
+        for flow in group.first.flows:
+            figures = (show_tokens(flow), show_bytes(flow.nbytes), f"{flow.runs.pieces:,}", show_runs(flow.runs))
+            for position, part in enumerate(flow.parts):
+                name, shown = (flow.component, figures) if position == 0 else ("", ("",) * len(figures))
+                rows.append((*head, name, show_part_layers(part), show_block(part), *shown))
+                head = ("", "")
     columns = ("pair", "way", "component", "layers", "holds", "tokens", "bytes", "pieces", "run")
     return _table("Pairs", columns, rows, "Pairs that are alike share a line; indices are those of the first.")
 

@@ -14,6 +14,8 @@ from kvbaton.plan import Int64s, PairPlan, Transfer, assign, compile_pair
 
 MAX_ROWS = 4
 """Rows of each side that are shown."""
+MAX_LINES = 8
+"""Lines that a row is drawn in, at most."""
 MAX_RUNS = 256
 """Runs that are shown."""
 
@@ -101,7 +103,7 @@ def _place(component: Component, box: Int64s, side: str) -> Place:
     base = min(tensor.offset for tensor in inside)
     steps = [axis.stride for tensor in inside for axis in tensor.axes if axis.local_size > 1]
     line = max(steps, default=stride)
-    while stride / line > 16:
+    while stride / line > MAX_LINES:
         line *= 2
     roles = dict.fromkeys(tensor.role for tensor in inside)
     layers = sorted({tensor.layer for tensor in inside})

@@ -14,7 +14,6 @@ from kvbaton.explain.result import Explanation, Side
 from kvbaton.explain.sentences import sentences
 from kvbaton.explain.words import show_block, show_bytes, show_count, show_part_layers, show_runs, show_tokens
 
-
 MOST_PARTS = 3
 """Parts of a flow that are listed."""
 
@@ -24,19 +23,24 @@ def print_tables(explanation: Explanation, console: Console) -> None:
     for sentence in sentences(explanation):
         console.print(escape(sentence), highlight=False)
     if explanation.components:
-        console.print(_components(explanation))
+        _show(_components(explanation), console)
     if explanation.pairs:
         for table in _pairs(explanation):
-            console.print(table)
-        console.print(_ranks("Sources", "sends", explanation.source))
-        console.print(_ranks("Destinations", "receives", explanation.destination))
+            _show(table, console)
+        _show(_ranks("Sources", "sends", explanation.source), console)
+        _show(_ranks("Destinations", "receives", explanation.destination), console)
     if explanation.refused:
-        console.print(_refusals(explanation))
+        _show(_refusals(explanation), console)
+
+
+def _show(table: Table, console: Console) -> None:
+    console.print()
+    console.print(table)
 
 
 def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1), expand=False
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False
     )
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -63,17 +67,12 @@ def _pairs(explanation: Explanation) -> Iterator[Table]:
         columns = ("component", "layers", "holds", "tokens", "bytes", "pieces", "run")
         table = _table(escape(title), *columns, right=("bytes", "pieces"))
         for flow in first.flows:
-            parts = flow.parts[:MOST_PARTS]
-            more = len(flow.parts) - len(parts)
-            table.add_row(
-                escape(flow.component),
-                "\n".join(show_part_layers(part) for part in parts),
-                escape("\n".join(show_block(part) for part in parts) + (f"\nand {more} more" if more else "")),
-                show_tokens(flow),
-                show_bytes(flow.nbytes),
-                f"{flow.runs.pieces:,}",
-                show_runs(flow.runs),
-            )
+            figures = (show_tokens(flow), show_bytes(flow.nbytes), f"{flow.runs.pieces:,}", show_runs(flow.runs))
+            for position, part in enumerate(flow.parts[:MOST_PARTS]):
+                name, shown = (flow.component, figures) if position == 0 else ("", ("",) * len(figures))
+                table.add_row(escape(name), show_part_layers(part), escape(show_block(part)), *shown)
+            if len(flow.parts) > MOST_PARTS:
+                table.add_row("", "", f"and {len(flow.parts) - MOST_PARTS} more")
         if len(names) > 1:
             table.caption = f"{len(names)} pairs that are alike; indices are those of {escape(names[0])}"
             table.caption_justify = "left"
