@@ -9,7 +9,7 @@ import numpy as np
 
 from kvbaton.explain.explain import Ranks, bind
 from kvbaton.explain.request import Request
-from kvbaton.layout import Component, RankLayout, Tensor
+from kvbaton.layout import Component, RankLayout
 from kvbaton.plan import Int64s, PairPlan, Transfer, assign, compile_pair
 
 MAX_ROWS = 4
@@ -74,9 +74,7 @@ def _view(plan: PairPlan, name: str, source: RankLayout, destination: RankLayout
     if not transfers:
         return None
     anchor = transfers[0].boxes
-    places = [
-        _place(end, getattr(anchor, side)[0], side) for end, side in zip(ends, ("source", "destination"), strict=True)
-    ]
+    places = [_place(end, getattr(anchor, side)[0]) for end, side in zip(ends, ("source", "destination"), strict=True)]
     moved = np.concatenate([_pieces(transfer, places) for transfer in transfers])
     shown: list[list[int]] = []
     for column in (0, 2):
@@ -92,27 +90,22 @@ def _view(plan: PairPlan, name: str, source: RankLayout, destination: RankLayout
     return PageView(name, (first, last), places[0], places[1], tuple(shown[0]), tuple(shown[1]), tuple(runs), more)
 
 
-def _place(component: Component, box: Int64s, side: str) -> Place:
+def _place(component: Component, box: Int64s) -> Place:
     """The rows that ``box``, one line of a table of boxes, lies in."""
     region, offset, stride = int(box[0]), int(box[1]), int(box[2])
-    inside = [
-        tensor
-        for tensor in component.tensors
-        if tensor.rows and tensor.region == region and tensor.row_stride == stride and _near(tensor, offset, stride)
-    ]
-    base = min(tensor.offset for tensor in inside)
-    steps = [axis.stride for tensor in inside for axis in tensor.axes if axis.local_size > 1]
-    line = max(steps, default=stride)
+    alike = [tensor for tensor in component.tensors if (tensor.region, tensor.row_stride) == (region, stride)]
+    alike = [tensor for tensor in alike if tensor.rows]
+    base = min(tensor.offset for tensor in alike if tensor.offset <= offset < tensor.offset + stride)
+    inside = [tensor for tensor in alike if base <= tensor.offset < base + stride]
+    line = max((axis.stride for tensor in inside for axis in tensor.axes if axis.local_size > 1), default=stride)
     while stride / line > MAX_LINES:
         line *= 2
+    while line % 2 == 0 and 2 * stride / line <= MAX_LINES:
+        line //= 2
     roles = dict.fromkeys(tensor.role for tensor in inside)
     layers = sorted({tensor.layer for tensor in inside})
     shown = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
     return Place(region, base, stride, line, f"{', '.join(roles)} of {shown}")
-
-
-def _near(tensor: Tensor, offset: int, stride: int) -> bool:
-    return tensor.offset <= offset < tensor.offset + stride
 
 
 def _pieces(transfer: Transfer, places: Sequence[Place]) -> Int64s:

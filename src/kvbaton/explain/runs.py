@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvbaton.plan import Int64s, Transfer, group_rows
+from kvbaton.plan import Int64s, Transfer
 
 
 class RunLengths(NamedTuple):
@@ -45,23 +45,33 @@ class RunLengths(NamedTuple):
 
 
 def run_lengths(transfers: Sequence[Transfer]) -> RunLengths:
-    """The runs of all ``transfers``. Units that lie side by side on both sides make one run where a box fills them."""
+    """The runs of all ``transfers``. A box that is one run joins that of the next unit where both sides go on with it."""
     lengths: list[Int64s] = []
     counts: list[Int64s] = []
     for boxes, source_units, destination_units in transfers:
         shape = boxes.shape
         if not len(source_units):
             continue
-        joins = (shape[:, 0] * shape[:, 1] == 1) & _fills(boxes.source, shape) & _fills(boxes.destination, shape)
-        apart = shape[~joins]
-        lengths.append(apart[:, 2])
-        counts.append(apart[:, 0] * apart[:, 1] * len(source_units))
-        if joins.any():
-            grouped = group_rows(source_units, destination_units).counts
-            sizes, times = np.unique(grouped, return_counts=True)
-            lengths.append(np.outer(shape[joins, 2], sizes).reshape(-1))
-            counts.append(np.tile(times, int(joins.sum())))
+        single = shape[:, 0] * shape[:, 1] == 1
+        lengths.append(shape[~single, 2])
+        counts.append(shape[~single, 0] * shape[~single, 1] * len(source_units))
+        # What joins follows from strides: boxes mostly differ in their offsets only.
+        strides = np.hstack([shape[:, 2:], boxes.source[:, 2:5], boxes.destination[:, 2:5]])[single]
+        for (run, *sides), boxes_alike in zip(*np.unique(strides, axis=0, return_counts=True), strict=True):
+            goes_on = _goes_on(source_units, *sides[:3], run) & _goes_on(destination_units, *sides[3:], run)
+            ends = np.flatnonzero(np.append(~goes_on, True)) + 1
+            sizes, times = np.unique(np.diff(ends, prepend=0), return_counts=True)
+            lengths.append(sizes * run)
+            counts.append(times * boxes_alike)
     return merge_runs([RunLengths(np.concatenate(lengths), np.concatenate(counts))] if lengths else [])
+
+
+def _goes_on(
+    units: Int64s, row_stride: int, units_per_row: int, unit_stride: int, run: int
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """For each unit but the last, whether the next one lies ``run`` bytes further."""
+    places = units // units_per_row * row_stride + units % units_per_row * unit_stride
+    return np.asarray(np.diff(places) == run, np.bool_)
 
 
 def merge_runs(many: Sequence[RunLengths]) -> RunLengths:
@@ -73,11 +83,3 @@ def merge_runs(many: Sequence[RunLengths]) -> RunLengths:
     summed = np.zeros(len(found), np.int64)
     np.add.at(summed, where.reshape(-1), counts)
     return RunLengths(found, summed)
-
-
-def _fills(side: Int64s, shape: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """For which boxes the unit after a unit begins where its run ends."""
-    row_stride, units, unit_stride = side[:, 2], side[:, 3], side[:, 4]
-    run = shape[:, 2]
-    filled = (row_stride == units * run) & ((units == 1) | (unit_stride == run))
-    return np.asarray(filled, np.bool_)
