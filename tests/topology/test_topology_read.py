@@ -60,6 +60,7 @@ def written(**components):
             "components.kv.layers: '0-x' is no layers; write all, 5, 0-29",
         ),
         ({"model": written(kv={**KV, "layers": "4::2"})}, "components.kv.layers: '4::2' names no layer of 4"),
+        ({"model": written(kv={**KV, "layers": 3 * 3600 + 8})}, "0 to 3; a slice such as '3:48:4' must be quoted"),
         ({"model": written(c={"blocks": {"q": 4}})}, "components.c: a convolution state needs blocks and columns"),
         (
             {"model": written(c={"blocks": {"q": {"size": 4, "groups": 3}}, "columns": 3})},

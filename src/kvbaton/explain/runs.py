@@ -45,7 +45,7 @@ class RunLengths(NamedTuple):
 
 
 def run_lengths(transfers: Sequence[Transfer]) -> RunLengths:
-    """The runs of all ``transfers``. A box that is one run joins that of the next unit where both sides go on with it."""
+    """The runs of all ``transfers``; a box that is one run joins that of the next unit where both sides go on."""
     lengths: list[Int64s] = []
     counts: list[Int64s] = []
     for boxes, source_units, destination_units in transfers:
@@ -57,19 +57,19 @@ def run_lengths(transfers: Sequence[Transfer]) -> RunLengths:
         counts.append(shape[~single, 0] * shape[~single, 1] * len(source_units))
         # What joins follows from strides: boxes mostly differ in their offsets only.
         strides = np.hstack([shape[:, 2:], boxes.source[:, 2:5], boxes.destination[:, 2:5]])[single]
-        for (run, *sides), boxes_alike in zip(*np.unique(strides, axis=0, return_counts=True), strict=True):
-            goes_on = _goes_on(source_units, *sides[:3], run) & _goes_on(destination_units, *sides[3:], run)
+        for line, alike in zip(*np.unique(strides, axis=0, return_counts=True), strict=True):
+            run = int(line[0])
+            goes_on = _goes_on(source_units, line[1:4], run) & _goes_on(destination_units, line[4:7], run)
             ends = np.flatnonzero(np.append(~goes_on, True)) + 1
             sizes, times = np.unique(np.diff(ends, prepend=0), return_counts=True)
             lengths.append(sizes * run)
-            counts.append(times * boxes_alike)
+            counts.append(times * alike)
     return merge_runs([RunLengths(np.concatenate(lengths), np.concatenate(counts))] if lengths else [])
 
 
-def _goes_on(
-    units: Int64s, row_stride: int, units_per_row: int, unit_stride: int, run: int
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _goes_on(units: Int64s, strides: Int64s, run: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """For each unit but the last, whether the next one lies ``run`` bytes further."""
+    row_stride, units_per_row, unit_stride = strides
     places = units // units_per_row * row_stride + units % units_per_row * unit_stride
     return np.asarray(np.diff(places) == run, np.bool_)
 

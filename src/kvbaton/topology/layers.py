@@ -22,7 +22,11 @@ def parse_layers(value: object, count: int, where: str) -> tuple[int, ...]:
             found.update(_word(word.strip(), count, where))
     outside = [layer for layer in sorted(found) if layer >= count]
     if outside:
-        raise ConfigurationError(f"{where}: layer {outside[0]} is outside the model's {count} layers, 0 to {count - 1}")
+        # YAML takes 3:48:4 without quotes for a number in base 60.
+        hint = "; a slice such as '3:48:4' must be quoted" if isinstance(value, int) else ""
+        raise ConfigurationError(
+            f"{where}: layer {outside[0]} is outside the model's {count} layers, 0 to {count - 1}{hint}"
+        )
     if not found:
         raise ConfigurationError(f"{where}: {value!r} names no layer of {count}")
     return tuple(sorted(found))
