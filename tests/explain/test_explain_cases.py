@@ -36,7 +36,7 @@ def test_d01_replicated_heads_scattered():
 
 
 def test_d02a_replicated_heads_gathered_from_one_holder_each():
-    found = writers(both({"kv": {"heads": 2, "head_dim": 4}}, {"tp": 4}, {"tp": 2}))
+    found = writers(both({"kv": {"heads": 2, "head_dim": 4}}, {"tp": 4}, {"tp": 2, "striped": False}))
     assert [destination for _, destination in found] == [0, 1]
     assert [source // 2 for source, _ in found] == [0, 1]
 

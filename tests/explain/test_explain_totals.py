@@ -52,9 +52,9 @@ SIDES = [
     ({"tp": 4}, {"tp": 2}),
     ({"tp": 2, "page_size": 64}, {"tp": 8, "order": "HND"}),
     ({"tp": 2, "pp": 3}, {"tp": 4, "pp": 2, "placement": "blocks_first"}),
-    ({"tp": 16}, {"tp": 4, "striped": True}),
+    ({"tp": 16}, {"tp": 4, "striped": False}),
     ({"cp": {"size": 3, "unit": 128}}, {"tp": 2, "page_size": 48}),
-    ({"tp": 4, "placement": "fused"}, {"cp": {"size": 2, "unit": 384}, "page_size": 48, "striped": True}),
+    ({"tp": 4, "placement": "fused"}, {"cp": {"size": 2, "unit": 384}, "page_size": 48}),
 ]
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from xml.sax.saxutils import escape, quoteattr
 
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b5a800", "#7f7f7f")
+COLOURS = (
+    *("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"),
+    *("#b5a800", "#7f7f7f", "#5b4bb5", "#8b5e3c", "#2aa5a0", "#a2336b"),
+)
 """Told apart by most eyes, on white and on near black."""
 
 STYLE = (

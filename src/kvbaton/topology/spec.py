@@ -131,6 +131,6 @@ class TopologySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     order: Order = "NHD"
     placement: Placement = "layers_first"
     dtype: str = ""
-    striped: bool = False
+    striped: bool = True
     transport: str | tuple[str, ...] = ("shm", "tcp")
     components: dict[str, Any] = msgspec.field(default_factory=dict)
