@@ -38,7 +38,7 @@ def written(**components):
         ({"model": written(), "tp": 64, "cp": 64}, "t: 4096 ranks, at most 1024 can be explained"),
         (
             {"model": written(), "components": {"vk": {}}},
-            "t: components.vk: the model has no such component (it has kv)",
+            "t: components: the model has no component 'vk' (it has kv)",
         ),
         ({"model": written(), "components": {"kv": {"page": 1}}}, "t: components.kv: unknown field 'page'"),
         ({"model": written(), "components": {"kv": {"stage": 1}}}, "t: components.kv.stage: 1 is none of the 1 stages"),

@@ -16,7 +16,7 @@ def test_elements_by_layer(name):
     model = make_model(name)
     kept = {}
     for place in describe(model).places:
-        # Transformers keeps one column of a convolution more than it needs, and latents in two parts as keys and values.
+        # Transformers keeps one column of a convolution more than is needed, and latents as keys and values.
         count = math.prod(place.shape) // (place.shape[-1] if place.stored.role == "conv" else 1)
         key = (place.component, place.layer)
         kept[key] = kept.get(key, 0) + count

@@ -32,6 +32,21 @@ def convert(value: object, kind: type[T], where: str) -> T:
         raise ConfigurationError(f"{where}{inside}: {reason[:1].lower()}{reason[1:]}") from None
 
 
+def check_names(value: object, where: str) -> None:
+    """Raise `ConfigurationError` for a key, anywhere in ``value``, that is no printable text: it could not be shown."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        entry = waiting.pop()
+        # YAML may refer to one value many times, and to a value inside itself.
+        if not isinstance(entry, dict | list) or id(entry) in seen:
+            continue
+        seen.add(id(entry))
+        waiting.extend(entry.values() if isinstance(entry, dict) else entry)
+        for name in entry if isinstance(entry, dict) else ():
+            if not isinstance(name, str) or not name or not name.isprintable():
+                raise ConfigurationError(f"{where}: the key {_shown(name)} is no name; keys are printable text")
+
+
 def _names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     return kind.__struct_fields__
 

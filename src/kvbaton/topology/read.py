@@ -10,7 +10,7 @@ from typing import Any
 
 from kvbaton.errors import ConfigurationError
 from kvbaton.topology.components import check_dtype, read_model
-from kvbaton.topology.convert import convert
+from kvbaton.topology.convert import check_names, convert
 from kvbaton.topology.huggingface import read_config
 from kvbaton.topology.layers import parse_layers
 from kvbaton.topology.model import Model
@@ -44,6 +44,7 @@ def read_topology(value: object, where: str = "topology", folder: Path = Path())
 
     Raises `ConfigurationError`.
     """
+    check_names(value, where)
     spec = convert(value, TopologySpec, where)
     model = _model(spec.model, f"{where}: model", folder)
     if spec.dtype:
@@ -58,7 +59,8 @@ def read_topology(value: object, where: str = "topology", folder: Path = Path())
     for name, entry in spec.components.items():
         path = f"{where}: components.{name}"
         if name not in layouting:
-            raise ConfigurationError(f"{path}: the model has no such component (it has {', '.join(layouting)})")
+            has = ", ".join(layouting)
+            raise ConfigurationError(f"{where}: components: the model has no component {name!r} (it has {has})")
         layouting[name] = _override(layouting[name], convert(entry, OverrideSpec, path), len(stages), path)
     context = convert({"size": spec.cp} if type(spec.cp) is int else spec.cp, ContextSpec, f"{where}: cp")
     if context.inside_tp and spec.tp % context.size:
