@@ -14,7 +14,7 @@ from kvbaton.layout import Kind, Ownership
 from kvbaton.plan.boxes import Boxes, Int64s, Transfer
 from kvbaton.plan.pages import Pages
 from kvbaton.plan.share import TokenClasses
-from kvbaton.plan.tokens import owned_mask, to_local
+from kvbaton.plan.tokens import owned_mask, repeated, to_local
 from kvbaton.plan.units import check_range, check_ring, checked_pages, checked_rows, units_of_range, units_of_tokens
 
 Side = Literal["source", "destination"]
@@ -104,14 +104,20 @@ class Stream:
             mask = owned_mask(owned, tokens)
             if mask is not None:
                 tokens = tokens[mask]
-        if last - first > period:
-            later = np.arange(0, last - first, period, dtype=np.int64)
-            tokens = (later[:, None] + tokens).reshape(-1)
-            tokens = tokens[: np.searchsorted(tokens, last)]
-        if not tokens.size:
-            return tokens, tokens
+        whole, rest = divmod(last - first, period)
+        count = whole * len(tokens) + int(np.searchsorted(tokens, first + rest))
+        if not count:
+            return tokens[:0], tokens[:0]
         at, to = (
-            units_of_tokens(pages, end.page_size, unit, to_local(end.owned, tokens), end.rows, end.where, ring=end.ring)
+            units_of_tokens(
+                pages,
+                end.page_size,
+                unit,
+                repeated(to_local(end.owned, tokens), period // end.owned.modulus, count),
+                end.rows,
+                end.where,
+                ring=end.ring,
+            )
             for end, pages in ((self.source, source), (self.destination, destination))
         )
         return at, to

@@ -40,6 +40,15 @@ def to_local(owned: Ownership, tokens: Int64s) -> Int64s:
     return tokens // (owned.unit * owned.modulus) * owned.unit + tokens % owned.unit
 
 
+def repeated(tokens: Int64s, step: int, count: int) -> Int64s:
+    """Return the first ``count`` of ``tokens``, then of ``tokens + step``, ``tokens + 2 * step``, and so on."""
+    if count <= len(tokens):
+        return tokens[:count]
+    turns = -(-count // len(tokens))
+    later = np.arange(0, turns * step, step, dtype=np.int64)
+    return np.asarray((later[:, None] + tokens).reshape(-1)[:count])
+
+
 def choose_holders(
     holders: list[Ownership], destination: Ownership, page_sizes: list[int], turn: int, striped: bool
 ) -> tuple[list[TokenClasses | None], int | None]:

@@ -69,12 +69,20 @@ def units_of_tokens(
         _check_cover(pages, page_size, first, last, where)
     inside = tokens - pages.start
     index = inside // page_size
-    rows = pages.rows[index % len(pages.rows) if ring else index]
-    check_range(rows, limit, where)
     per_row = page_size // unit
+    if per_row > 1:
+        inside -= index * page_size
+    if ring:
+        # A ring is read once round at most: from its first turn on, the index wraps a single time.
+        index -= first // page_size // len(pages.rows) * len(pages.rows)
+    rows = np.take(pages.rows, index, mode="wrap" if ring else "raise")
+    check_range(rows, limit, where)
     if per_row == 1:
         return rows
-    return np.asarray(rows * per_row + (inside - index * page_size) // unit)
+    rows *= per_row
+    inside //= unit
+    rows += inside
+    return rows
 
 
 def _check_cover(pages: Pages, page_size: int, first: int, last: int, where: str) -> None:
