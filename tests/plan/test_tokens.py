@@ -8,13 +8,21 @@ from hypothesis import strategies as st
 
 from kvbaton.layout import Component, Kind, Ownership, RankLayout, paged_kv
 from kvbaton.plan import Pages, compile_pair
-from kvbaton.plan.tokens import repeated
+from kvbaton.plan.tokens import Repeated
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.integers(1, 100), st.integers(0, 30))
-def test_repeated(tokens, step, count):
-    right = [tokens[place % len(tokens)] + place // len(tokens) * step for place in range(count)]
-    assert repeated(np.array(tokens, np.int64), step, count).tolist() == right
+@given(
+    st.sets(st.integers(0, 40), min_size=1, max_size=5), st.integers(0, 90), st.integers(41, 60), st.integers(0, 300)
+)
+def test_repeated(offsets, begin, step, length):
+    first = np.array(sorted(offsets), np.int64) + begin
+    end = begin + length
+    right = [at for turn in range(10) for at in (first + turn * step).tolist() if at < end]
+    found = Repeated.until(first, step, begin, end)
+    assert found.spelt_out().tolist() == right
+    assert found.total == len(right)
+    if right:
+        assert found.last == right[-1]
 
 
 @st.composite
@@ -33,7 +41,7 @@ def test_long_ranges_select_what_a_loop_does(source, destination, first, count, 
         held = -(-owned.local_count(last) // page_size) - owned.local_count(first) // page_size
         start = 0 if ring else owned.local_count(first) // page_size * page_size
         # One row more than the pages in use: a ring whose oldest page is used half is not yet overwritten.
-        rows = random.sample(range(300), max(1, held + random.randrange(2) if ring else held))
+        rows = random.sample(range(512), max(1, held + random.randrange(2) if ring else held))
         kv = paged_kv(layers=[0], rows=512, page_size=page_size, heads=1, head_dim=1, dtype="uint8")
         kind = Kind(window=1 << 20, reused=False, ring=ring)
         layouts.append(RankLayout((Component("kv", kind, kv.tensors[:1], page_size),), owned=owned))
