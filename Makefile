@@ -46,6 +46,7 @@ format: setup
 	@$(RUN) -m ruff format .
 
 bench: setup
+	@$(RUN) -m kvbaton bench plan --json build/bench/plan.json
 	@$(RUN) -m kvbaton bench transfer --json build/bench/transfer.json
 
 clean:

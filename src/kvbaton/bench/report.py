@@ -12,7 +12,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured value. ``ratio`` is ``value`` over the value of ``peer``, measured in the same run."""
+    """One measured value. ``ratio`` is ``value`` over the value of ``peer``, measured in the same run.
+
+    ``target`` is in ``target_unit``: a bound of the ratio, unless the unit says otherwise.
+    """
 
     name: str
     value: float
@@ -21,6 +24,7 @@ class Figure:
     ratio: float | None = None
     target: float | None = None
     met: bool | None = None
+    target_unit: str = "x"
 
 
 def write_report(figures: Sequence[Figure], path: Path) -> None:
@@ -30,9 +34,9 @@ def write_report(figures: Sequence[Figure], path: Path) -> None:
 
     table = Table("what", "value", "against", "ratio", "target")
     for figure in figures:
-        ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} x"
+        ratio = "" if figure.ratio is None else f"{figure.ratio:.3g} x"
         verdict = "" if figure.met is None else (" met" if figure.met else " missed")
-        target = "" if figure.target is None else f"{figure.target:g} x{verdict}"
+        target = "" if figure.target is None else f"{figure.target:g} {figure.target_unit}{verdict}"
         table.add_row(figure.name, f"{figure.value:.4g} {figure.unit}", figure.peer, ratio, target)
     Console().print(table)
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}

@@ -10,11 +10,6 @@ import typer
 app = typer.Typer(no_args_is_help=True)
 
 
-@app.callback()
-def bench() -> None:
-    """Keep ``transfer`` a subcommand: typer would fold a single one away."""
-
-
 @app.command()
 def transfer(
     transports: Annotated[str, typer.Option(help="Contenders, separated by commas.")] = "shm,tcp",
@@ -29,3 +24,16 @@ def transfer(
 
     figures = run(transports.split(","), [int(piece) for piece in pieces.split(",")], megabytes, runs)
     write_report(figures, json)
+
+
+@app.command()
+def plan(
+    pieces: Annotated[int, typer.Option(min=10_000, help="Pieces of one bound request.")] = 1_000_000,
+    runs: Annotated[int, typer.Option(min=1, help="Counted runs; the median is reported.")] = 9,
+    json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench/plan.json"),
+) -> None:
+    """Bind, group, compile and assign, beside the same plans as Python lists of pieces."""
+    from kvbaton.bench.plan import run
+    from kvbaton.bench.report import write_report
+
+    write_report(run(pieces, runs), json)

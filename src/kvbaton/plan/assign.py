@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kvbaton.errors import LayoutMismatch
-from kvbaton.layout import Axis, Component, RankLayout, Span, Tensor
+from kvbaton.layout import Component, RankLayout, Span, Tensor
 from kvbaton.plan.cells import Block, Bools, Cell, every_cell, merge, partition
-from kvbaton.plan.fit import Held, check_component, check_tensor, fail_missing, held, where
+from kvbaton.plan.fit import Held, Known, check_component, check_tensor, fail_missing, held, where
 from kvbaton.plan.share import EVERY_TOKEN, Part, Share, TokenClasses
 from kvbaton.plan.tokens import choose_holders
 
@@ -55,7 +55,7 @@ def overlap(source: RankLayout, destination: RankLayout) -> Share:
 
 def _assign(sources: tuple[RankLayout, ...], destination: RankLayout, rules: _Rules) -> tuple[Share, ...]:
     parts: list[list[Part]] = [[] for _ in sources]
-    known: dict[tuple[Axis, ...], tuple[tuple[str, int, tuple[Span, ...]], ...]] = {}
+    known: Known = {}
     for component in destination.components:
         named = _sources_of(component, sources, known)
         groups = _groups(component, sources, named, known, rules)
@@ -71,11 +71,7 @@ def _assign(sources: tuple[RankLayout, ...], destination: RankLayout, rules: _Ru
     return tuple(Share(tuple(listed)) for listed in parts)
 
 
-def _sources_of(
-    component: Component,
-    sources: tuple[RankLayout, ...],
-    known: dict[tuple[Axis, ...], tuple[tuple[str, int, tuple[Span, ...]], ...]],
-) -> list[_Source]:
+def _sources_of(component: Component, sources: tuple[RankLayout, ...], known: Known) -> list[_Source]:
     found: list[_Source] = []
     for number, layout in enumerate(sources):
         for other in layout.components:
@@ -93,7 +89,7 @@ def _groups(
     component: Component,
     sources: tuple[RankLayout, ...],
     named: list[_Source],
-    known: dict[tuple[Axis, ...], tuple[tuple[str, int, tuple[Span, ...]], ...]],
+    known: Known,
     rules: _Rules,
 ) -> dict[_GroupKey, list[Tensor]]:
     """Tensors of equal role that are needed and held alike: most layers of a model are one group.

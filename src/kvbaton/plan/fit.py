@@ -16,13 +16,17 @@ class Held(NamedTuple):
     """``(name, size, spans)`` of each axis but the token axis, sorted by name."""
 
 
-def held(tensor: Tensor, known: dict[tuple[Axis, ...], tuple[tuple[str, int, tuple[Span, ...]], ...]]) -> Held:
-    """Return what ``tensor`` holds; ``known`` remembers axes, which most layers share."""
-    axes = known.get(tensor.axes)
-    if axes is None:
+Known = dict[tuple[tuple[Axis, ...], str], Held]
+"""What is held, by axes and dtype: most layers of all ranks share it."""
+
+
+def held(tensor: Tensor, known: Known) -> Held:
+    """Return what ``tensor`` holds; equal tensors get the same value from ``known``."""
+    found = known.get((tensor.axes, tensor.dtype))
+    if found is None:
         axes = tuple(sorted((axis.name, axis.size, axis.spans) for axis in tensor.axes if axis.name != TOKEN))
-        known[tensor.axes] = axes
-    return Held(tensor.dtype, axes)
+        found = known[tensor.axes, tensor.dtype] = Held(tensor.dtype, axes)
+    return found
 
 
 def where(component: str, tensor: Tensor) -> str:

@@ -14,7 +14,7 @@ from kvbaton.layout import Kind, Ownership
 from kvbaton.plan.boxes import Boxes, Int64s, Transfer
 from kvbaton.plan.pages import Pages
 from kvbaton.plan.share import TokenClasses
-from kvbaton.plan.tokens import owned_mask, to_local
+from kvbaton.plan.tokens import Repeated, owned_mask, to_local
 from kvbaton.plan.units import check_range, check_ring, checked_pages, checked_rows, units_of_range, units_of_tokens
 
 Side = Literal["source", "destination"]
@@ -104,15 +104,24 @@ class Stream:
             mask = owned_mask(owned, tokens)
             if mask is not None:
                 tokens = tokens[mask]
-        if last - first > period:
-            later = np.arange(0, last - first, period, dtype=np.int64)
-            tokens = (later[:, None] + tokens).reshape(-1)
-            tokens = tokens[: np.searchsorted(tokens, last)]
-        if not tokens.size:
-            return tokens, tokens
+        # Where they lie inside pages repeats after a larger one, in which both sides fill whole pages.
+        ends = (self.source, source), (self.destination, destination)
+        turn = math.lcm(period, *(end.page_size * end.owned.modulus for end, _ in ends))
+        tokens = Repeated.until(tokens, period, first, min(last, first + turn)).spelt_out()
+        moving = Repeated.until(tokens, turn, first, last)
+        if not moving.total:
+            return tokens[:0], tokens[:0]
         at, to = (
-            units_of_tokens(pages, end.page_size, unit, to_local(end.owned, tokens), end.rows, end.where, ring=end.ring)
-            for end, pages in ((self.source, source), (self.destination, destination))
+            units_of_tokens(
+                pages,
+                end.page_size,
+                unit,
+                Repeated(to_local(end.owned, tokens), turn // end.owned.modulus, moving.total),
+                end.rows,
+                end.where,
+                ring=end.ring,
+            )
+            for end, pages in ends
         )
         return at, to
 

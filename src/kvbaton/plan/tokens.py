@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,36 @@ MAX_REPEAT = 1 << 24
 
 MAX_STRIPE = 1 << 12
 """Longest stripe, in tokens, that is chosen so that it cuts no page."""
+
+
+class Repeated(NamedTuple):
+    """``total`` positions in turns: those of ``first`` (ascending), then all of them ``step`` further, and so on."""
+
+    first: Int64s
+    step: int
+    total: int
+
+    @classmethod
+    def until(cls, first: Int64s, step: int, begin: int, end: int) -> Repeated:
+        """Take all positions below ``end``; those of ``first`` lie within ``step`` from ``begin`` on."""
+        turns, rest = divmod(end - begin, step)
+        return cls(first, step, turns * len(first) + int(np.searchsorted(first, begin + rest)))
+
+    @property
+    def last(self) -> int:
+        """The last position."""
+        turns, place = divmod(self.total - 1, len(self.first))
+        return int(self.first[place]) + turns * self.step
+
+    def turns(self) -> Int64s:
+        """How much further each turn lies than the first one."""
+        return np.arange(-(-self.total // len(self.first)), dtype=np.int64) * self.step
+
+    def spelt_out(self) -> Int64s:
+        """All positions."""
+        if self.total <= len(self.first):
+            return self.first[: self.total]
+        return np.asarray((self.turns()[:, None] + self.first).reshape(-1)[: self.total])
 
 
 def owned_mask(owned: Ownership | TokenClasses, tokens: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:

@@ -7,6 +7,7 @@ import numpy as np
 from kvbaton.errors import RowsError
 from kvbaton.plan.boxes import Int64s
 from kvbaton.plan.pages import Pages
+from kvbaton.plan.tokens import Repeated
 
 
 def checked_rows(rows: object, where: str) -> Int64s:
@@ -58,23 +59,29 @@ def units_of_range(pages: Pages, page_size: int, unit: int, first: int, last: in
 
 
 def units_of_tokens(
-    pages: Pages, page_size: int, unit: int, tokens: Int64s, limit: int, where: str, *, ring: bool = False
+    pages: Pages, page_size: int, unit: int, tokens: Repeated, limit: int, where: str, *, ring: bool = False
 ) -> Int64s:
-    """Return the units that begin at each of the local ``tokens`` (ascending, multiples of ``unit``).
+    """Return the units that begin at each of the local ``tokens``: multiples of ``unit``, in turns of whole pages.
 
     The rows of a ``ring`` hold whatever `check_ring` lets pass.
     """
-    first, last = int(tokens[0]), int(tokens[-1]) + unit
+    first = int(tokens.first[0])
     if not ring:
-        _check_cover(pages, page_size, first, last, where)
-    inside = tokens - pages.start
+        _check_cover(pages, page_size, first, tokens.last + unit, where)
+    inside = tokens.first - pages.start
     index = inside // page_size
-    rows = pages.rows[index % len(pages.rows) if ring else index]
-    check_range(rows, limit, where)
+    if ring:
+        # A ring is read once round at most: counted from its first turn, the index wraps a single time.
+        index -= first // page_size // len(pages.rows) * len(pages.rows)
+    every = tokens.turns()[:, None] // page_size + index
+    # The last turn may be cut short: what lies beyond is no row, and is dropped.
+    units = np.take(pages.rows, every, mode="wrap" if ring else "clip")
+    check_range(units.reshape(-1)[: tokens.total], limit, where)
     per_row = page_size // unit
-    if per_row == 1:
-        return rows
-    return np.asarray(rows * per_row + (inside - index * page_size) // unit)
+    if per_row > 1:
+        units *= per_row
+        units += inside % page_size // unit
+    return np.asarray(units.reshape(-1)[: tokens.total])
 
 
 def _check_cover(pages: Pages, page_size: int, first: int, last: int, where: str) -> None:
