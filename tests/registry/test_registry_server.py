@@ -18,6 +18,7 @@ from kvbaton.errors import ConfigurationError
 from kvbaton.layout.nouns import Coords, RankLayout
 from kvbaton.registry import Registration, RegistryTable
 from kvbaton.registry.server import BackgroundServer, RegistryServer, make_app
+from kvbaton.registry.waiting import Waiting
 
 GOOD = msgspec.json.encode(Registration("i0", "tcp://127.0.0.1:7000", RankLayout(()), "m"))
 
@@ -117,6 +118,71 @@ def test_incomplete_is_told_from_unknown(table: RegistryTable) -> None:
     assert answer.status_code == 409
     assert "missing: tp1/2" in answer.json()["error"]["message"]
     assert ask(app, "GET", "/v1/topology?deployment=green").status_code == 404
+
+
+GOOD_DP = msgspec.json.encode(Registration("i0", "tcp://a:1", RankLayout((), Coords(dp=(1, 2))), "m"))
+
+
+def test_rooms_over_http_are_plain_json(table: RegistryTable) -> None:
+    app = make_app(table)
+    ask(app, "PUT", "/v1/ranks", GOOD_DP)
+    assert ask(app, "POST", "/v1/ranks/i0/rooms", b'{"opened": [7, 9]}').json() == {"held": {}}
+    answer = ask(app, "POST", "/v1/rooms/find", b'{"rooms": [7, 8]}')
+    assert answer.json() == {"replicas": 2, "rooms": {"7": 1}}
+    ask(app, "POST", "/v1/ranks/i0/rooms", b'{"closed": [7]}')
+    assert ask(app, "POST", "/v1/rooms/find", b'{"rooms": [7]}').json()["rooms"] == {}
+    assert ask(app, "POST", "/v1/ranks/i1/rooms", b"{}").status_code == 404
+    assert ask(app, "POST", "/v1/rooms/find", b'{"rooms": [7], "deployment": "green"}').status_code == 404
+    assert ask(app, "GET", "/v1/topology?dp_rank=5").status_code == 409
+    assert ask(app, "GET", "/v1/topology?dp_rank=x").status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/ranks/i0/rooms", b"[]", 400),
+        ("/v1/ranks/i0/rooms", b'{"opened": 7}', 400),
+        ("/v1/ranks/i0/rooms", b'{"opened": ["7"]}', 400),
+        ("/v1/ranks/i0/rooms", b'{"opened": [1.5]}', 400),
+        ("/v1/ranks/i0/rooms", b'{"opened": [-1]}', 409),
+        ("/v1/ranks/i0/rooms", b'{"closed": [9223372036854775808]}', 409),
+        ("/v1/ranks/i0/rooms", b'{"opened": [' + b"9" * 5000 + b"]}", 400),
+        ("/v1/ranks/i0/rooms", b'{"opened": [' + b"1," * 20_000 + b"1]}", 409),
+        ("/v1/rooms/find", b"{}", 400),
+        ("/v1/rooms/find", b'{"rooms": [1], "wait_seconds": -1}', 400),
+        ("/v1/rooms/find", b'{"rooms": [1], "wait_seconds": 31}', 400),
+        ("/v1/rooms/find", b'{"rooms": [1], "wait_seconds": NaN}', 400),
+        ("/v1/rooms/find", b'{"rooms": [1], "asker": "' + b"x" * 200 + b'"}', 400),
+        ("/v1/rooms/find", b'{"rooms": [' + b"1," * 20_000 + b"1]}", 409),
+        ("/v1/rooms/find", b"[" * 100_000, 400),
+        ("/v1/rooms/find", b'{"rooms": [' + b"1," * 600 + b"1]}", 413),
+    ],
+)
+def test_what_is_no_news_and_no_question_is_refused(table: RegistryTable, path: str, body: bytes, status: int) -> None:
+    app = make_app(table, max_body=1000 if status == 413 else 1 << 20)
+    ask(app, "PUT", "/v1/ranks", GOOD_DP)
+    answer = ask(app, "POST", path, body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+    assert table.rooms == 0
+
+
+def test_one_that_waits_is_answered_at_once_where_too_many_wait() -> None:
+    async def calls() -> None:
+        waiting = Waiting(limit=1)
+        first = asyncio.ensure_future(waiting.wait("default", [1], "", 20.0))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(waiting.wait("default", [1], "", 20.0), 5.0)
+        assert len(waiting) == 1
+        waiting.announced("else", [1])
+        waiting.announced("default", [2])
+        await asyncio.sleep(0)
+        assert not first.done()
+        waiting.announced("default", [1])
+        await asyncio.wait_for(first, 5.0)
+        assert len(waiting) == 0
+
+    asyncio.run(calls())
 
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)

@@ -50,7 +50,7 @@ class Model:
     window: int = 10
     dtype: str = "bfloat16"
 
-    def layout(self, rank=0, size=1, page_size=4, rows=16, slots=4, order="NHD", dim=None, layers=None):
+    def layout(self, rank=0, size=1, page_size=4, rows=16, slots=4, order="NHD", dim=None, layers=None, dp=(0, 1)):
         layers = range(self.layers) if layers is None else layers
         made, offset = [], 3 * 64
         for name in self.parts:
@@ -77,7 +77,7 @@ class Model:
                 part = build.aux_fields({"token": ("int64", 1), "logits": ("float32", 3)}, rows=8, offset=offset)
             made.append(part)
             offset = -(-build.required_bytes([part])[0] // 64) * 64 + 64
-        return kb.RankLayout(tuple(made), kb.Coords(tp=(rank, size)))
+        return kb.RankLayout(tuple(made), kb.Coords(tp=(rank, size), dp=dp))
 
 
 def _elements(tensor):
@@ -223,9 +223,10 @@ def kept(manager):
     sizes["side_rooms"] = len(side.rooms)
     if manager.role == "prefill":
         sizes |= {"writes": len(side._writes), "handshakes": len(side._destinations._handshakes)}
+        sizes["announced"] = len(side.announcer or ())
     else:
         sources = side._sources
-        sizes |= {"lost": len(sources._lost), "retired": len(sources._retired)}
+        sizes |= {"lost": len(sources._lost), "retired": len(sources._retired), "sought": len(side._finder)}
         sizes["rooms_of_sources"] = sum(len(source.rooms) for source in sources._current.values())
     return {name: size for name, size in sizes.items() if size}
 

@@ -77,10 +77,17 @@ class SlowRegistry(kb.MemoryRegistry):
         super().__init__()
         self.asked, self.answer = threading.Event(), threading.Event()
 
-    def topology(self, deployment="default"):
+    def find_rooms(self, deployment, rooms, wait_seconds=0.0, asker=""):
+        self._hold()
+        return super().find_rooms(deployment, rooms, wait_seconds, asker)
+
+    def _hold(self):
         self.asked.set()
         self.answer.wait(20)
-        return super().topology(deployment)
+
+    def topology(self, deployment="default", dp_rank=None):
+        self._hold()
+        return super().topology(deployment, dp_rank)
 
 
 def broken(error):

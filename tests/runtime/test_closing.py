@@ -106,9 +106,9 @@ class FlakyRegistry(kb.MemoryRegistry):
         self._check()
         return super().heartbeat(instance)
 
-    def topology(self, deployment="default"):
+    def topology(self, deployment="default", dp_rank=None):
         self._check()
-        return super().topology(deployment)
+        return super().topology(deployment, dp_rank)
 
     def known(self):
         return list(self._table._instances)

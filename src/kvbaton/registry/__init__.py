@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvbaton.registry.client import (
-    HttpRegistry,
-    MemoryRegistry,
+from kvbaton.registry.base import (
+    FoundRooms,
     Registration,
     RegistryClient,
     RegistryRefused,
     Topology,
+    UnknownDeployment,
+    UnknownInstance,
 )
-from kvbaton.registry.table import Limits, RegistryTable, UnknownDeployment
+from kvbaton.registry.client import HttpRegistry
+from kvbaton.registry.memory import MemoryRegistry
+from kvbaton.registry.table import Limits, RegistryTable
 
 if TYPE_CHECKING:
     from kvbaton.registry.server import RegistryServer
 
 __all__ = [
+    "FoundRooms",
     "HttpRegistry",
     "Limits",
     "MemoryRegistry",
@@ -27,6 +31,7 @@ __all__ = [
     "RegistryTable",
     "Topology",
     "UnknownDeployment",
+    "UnknownInstance",
     "serve",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Collection
 
 import msgspec
 
@@ -39,8 +40,25 @@ class Topology(msgspec.Struct, frozen=True):
     ranks: tuple[Registration, ...]
 
 
+class FoundRooms(msgspec.Struct, frozen=True):
+    """Which data-parallel replica opened each of some rooms; a room that none has announced is absent."""
+
+    replicas: int
+    """How many data-parallel replicas the deployment has."""
+    rooms: dict[int, int]
+    """The dp rank by room."""
+
+
 class RegistryRefused(RegistryError):
     """The registry answered, and the answer was no: the same call will fail again until something changes."""
+
+
+class UnknownDeployment(RegistryRefused):
+    """No rank of that deployment is registered."""
+
+
+class UnknownInstance(RegistryRefused):
+    """The registry does not know that rank (any more): register again."""
 
 
 class RegistryClient(abc.ABC):
@@ -63,5 +81,29 @@ class RegistryClient(abc.ABC):
         """Take a rank out. A rank that is not there is no error."""
 
     @abc.abstractmethod
-    def topology(self, deployment: str = "default") -> Topology:
-        """All ranks of a deployment; refused if there are none or some are missing (the message names their coords)."""
+    def topology(self, deployment: str = "default", dp_rank: int | None = None) -> Topology:
+        """All ranks of a deployment, or those of one data-parallel replica.
+
+        Refused if there are none, if some of them are missing (the message names their coords), and if there is no
+        replica ``dp_rank`` (the message names how many there are).
+        """
+
+    @abc.abstractmethod
+    def announce_rooms(self, instance: str, opened: Collection[int], closed: Collection[int]) -> dict[int, int]:
+        """Say which rooms the replica of a rank has closed, then which it has opened since.
+
+        The rank is the one that speaks for its replica: that with tp, pp and cp rank 0. Rooms are forgotten with its
+        registration. Both may be said again. Returns the rooms that are not taken because another replica has
+        announced them, with its dp rank. Raises `UnknownInstance` for a rank that must register first, and
+        `RegistryRefused` if the registry is full; what was closed counts even then.
+        """
+
+    @abc.abstractmethod
+    def find_rooms(
+        self, deployment: str, rooms: Collection[int], wait_seconds: float = 0.0, asker: str = ""
+    ) -> FoundRooms:
+        """Which replicas have announced these rooms; every room belongs to the only replica where there is one.
+
+        If none of the rooms is known, the answer may take ``wait_seconds``, or until the first of them is announced.
+        A new call of the same ``asker`` (a name of the caller's choice) ends its earlier ones at once.
+        """

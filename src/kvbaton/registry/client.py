@@ -1,53 +1,22 @@
-"""Clients of the registry: over HTTP, and inside one process."""
+"""The client of a registry over HTTP."""
 
 from __future__ import annotations
 
 import http.client
-import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Collection
+from typing import TypeVar
 
 import msgspec
 
 from kvbaton.errors import ConfigurationError, RegistryError
-from kvbaton.registry.base import Registration, RegistryClient, RegistryRefused, Topology
-from kvbaton.registry.table import RegistryTable
-
-__all__ = ["HttpRegistry", "MemoryRegistry", "Registration", "RegistryClient", "RegistryRefused", "Topology"]
+from kvbaton.registry.base import FoundRooms, Registration, RegistryClient, RegistryRefused, Topology, UnknownInstance
 
 _MAX_ANSWER = 256 << 20
 
-
-class MemoryRegistry(RegistryClient):
-    """A registry inside this process, for tests, examples and single-process runs; thread-safe."""
-
-    def __init__(self, ttl: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._table = RegistryTable(ttl)
-        self._clock = clock
-        self._lock = threading.Lock()
-
-    def register(self, registration: Registration) -> None:
-        """See `RegistryClient.register`."""
-        with self._lock:
-            self._table.register(registration, self._clock())
-
-    def heartbeat(self, instance: str) -> bool:
-        """See `RegistryClient.heartbeat`."""
-        with self._lock:
-            return self._table.heartbeat(instance, self._clock())
-
-    def remove(self, instance: str) -> None:
-        """See `RegistryClient.remove`."""
-        with self._lock:
-            self._table.remove(instance, self._clock())
-
-    def topology(self, deployment: str = "default") -> Topology:
-        """See `RegistryClient.topology`."""
-        with self._lock:
-            return self._table.topology(deployment, self._clock())
+Answer = TypeVar("Answer")
 
 
 class HttpRegistry(RegistryClient):
@@ -82,25 +51,53 @@ class HttpRegistry(RegistryClient):
         """See `RegistryClient.remove`."""
         self._call("DELETE", f"/v1/ranks/{_quoted(instance)}", missing_is_none=True)
 
-    def topology(self, deployment: str = "default") -> Topology:
+    def topology(self, deployment: str = "default", dp_rank: int | None = None) -> Topology:
         """See `RegistryClient.topology`."""
         path = f"/v1/topology?deployment={_quoted(deployment)}"
-        body = self._call("GET", path) or b""
+        if dp_rank is not None:
+            path += f"&dp_rank={dp_rank}"
+        return self._decoded(path, self._call("GET", path), Topology, "a topology")
+
+    def announce_rooms(self, instance: str, opened: Collection[int], closed: Collection[int]) -> dict[int, int]:
+        """See `RegistryClient.announce_rooms`."""
+        path = f"/v1/ranks/{_quoted(instance)}/rooms"
+        said = msgspec.json.encode({"opened": list(opened), "closed": list(closed)})
+        body = self._call("POST", path, said, missing_is_none=True)
+        if body is None:
+            raise UnknownInstance(f"{self.url}: no rank with instance {instance!r} is registered: register again")
+        return self._decoded(path, body, dict[str, dict[int, int]], "about rooms").get("held", {})
+
+    def find_rooms(
+        self, deployment: str, rooms: Collection[int], wait_seconds: float = 0.0, asker: str = ""
+    ) -> FoundRooms:
+        """See `RegistryClient.find_rooms`."""
+        question = {"deployment": deployment, "rooms": list(rooms), "wait_seconds": wait_seconds, "asker": asker}
+        path = "/v1/rooms/find"
+        body = self._call("POST", path, msgspec.json.encode(question), patience=wait_seconds)
+        return self._decoded(path, body, FoundRooms, "about rooms")
+
+    def _decoded(self, path: str, body: bytes | None, kind: type[Answer], what: str) -> Answer:
         try:
-            return msgspec.json.decode(body, type=Topology)
+            return msgspec.json.decode(body or b"", type=kind)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise RegistryError(
-                f"{self.url}{path}: the answer is not a topology ({error}); is this a registry?"
-            ) from error
+            raise RegistryError(f"{self.url}{path}: the answer is not {what} ({error}); is this a registry?") from error
 
     def _call(
-        self, method: str, path: str, body: bytes | None = None, *, missing_is_none: bool = False
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        missing_is_none: bool = False,
+        patience: float = 0.0,
     ) -> bytes | None:
+        """Ask; the registry may take ``patience`` seconds longer than usual."""
         url = self.url + path
+        timeout = self._timeout + patience
         headers = {"Content-Type": "application/json"} if body is not None else {}
         request = urllib.request.Request(url, data=body, method=method, headers=headers)
         try:
-            with self._opener.open(request, timeout=self._timeout) as answer:
+            with self._opener.open(request, timeout=timeout) as answer:
                 content: bytes = answer.read(_MAX_ANSWER + 1)
                 cut_by = answer.length or 0
         except urllib.error.HTTPError as error:
@@ -111,10 +108,10 @@ class HttpRegistry(RegistryClient):
             kind = RegistryRefused if ours and error.code < 500 else RegistryError
             raise kind(f"{method} {url}: refused with {error.code}: {reason}") from None
         except TimeoutError as error:
-            raise RegistryError(f"{method} {url}: no answer in {self._timeout:g} s") from error
+            raise RegistryError(f"{method} {url}: no answer in {timeout:g} s") from error
         except urllib.error.URLError as error:
             if isinstance(error.reason, TimeoutError):
-                raise RegistryError(f"{method} {url}: no answer in {self._timeout:g} s") from error
+                raise RegistryError(f"{method} {url}: no answer in {timeout:g} s") from error
             raise RegistryError(f"{method} {url}: cannot be reached: {error.reason}") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise RegistryError(f"{method} {url}: the connection broke: {error!r}") from error

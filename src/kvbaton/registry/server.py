@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from kvbaton.errors import ConfigurationError, KVBatonError
-from kvbaton.registry.base import Registration, RegistryRefused
-from kvbaton.registry.table import RegistryTable, UnknownDeployment
+from kvbaton.registry.base import Registration, RegistryRefused, UnknownDeployment, UnknownInstance
+from kvbaton.registry.table import RegistryTable
+from kvbaton.registry.waiting import Waiting
 
 try:
     import uvicorn
@@ -29,6 +30,34 @@ except ImportError as error:  # pragma: no cover - needs an environment without 
 
 MAX_BODY = 16 << 20
 BODY_SECONDS = 20.0
+MAX_WAIT_SECONDS = 30.0
+
+Content = TypeVar("Content")
+
+
+class RoomsNews(msgspec.Struct, frozen=True):
+    """The body by which a rank announces rooms."""
+
+    opened: list[int] = []
+    closed: list[int] = []
+
+
+class RoomsQuestion(msgspec.Struct, frozen=True):
+    """The body that asks who opened rooms; see `RegistryClient.find_rooms`."""
+
+    rooms: list[int]
+    deployment: str = "default"
+    wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_SECONDS)] = 0.0
+    asker: Annotated[str, msgspec.Meta(max_length=128)] = ""
+
+
+class BadBody(KVBatonError):
+    """A body that cannot be read."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
 
 
 class BodyTooLarge(KVBatonError):
@@ -57,14 +86,38 @@ async def read_body(request: Request, limit: int, seconds: float = BODY_SECONDS)
         raise TimeoutError("the client hung up before its body was whole") from None
 
 
-def make_app(table: RegistryTable, clock: Callable[[], float] = time.monotonic, max_body: int = MAX_BODY) -> FastAPI:
+async def read_json(request: Request, limit: int, kind: type[Content], what: str) -> Content:
+    """Read a body of at most ``limit`` bytes that is ``what``. Raises `BadBody`."""
+    try:
+        return msgspec.json.decode(await read_body(request, limit), type=kind)
+    except BodyTooLarge as error:
+        raise BadBody(413, "BodyTooLarge", str(error)) from None
+    except TimeoutError as error:
+        raise BadBody(408, "Timeout", str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = f"the body is not {what}: {error or 'nested too deeply'}"
+        raise BadBody(400, "BadRequest", reason) from None
+
+
+def make_app(
+    table: RegistryTable,
+    clock: Callable[[], float] = time.monotonic,
+    max_body: int = MAX_BODY,
+    waiting: Waiting | None = None,
+) -> FastAPI:
     """Make an app that serves ``table``; every refusal is a 4xx with ``{"error": {"type": ..., "message": ...}}``."""
     app = FastAPI(title="kvbaton registry", docs_url=None, redoc_url=None, openapi_url=None)
     lock = threading.Lock()
+    waiting = Waiting() if waiting is None else waiting
 
     @app.exception_handler(RegistryRefused)
     async def refused(request: Request, error: RegistryRefused) -> Response:
-        return _error(404 if isinstance(error, UnknownDeployment) else 409, type(error).__name__, str(error))
+        unknown = isinstance(error, (UnknownDeployment, UnknownInstance))
+        return _error(404 if unknown else 409, type(error).__name__, str(error))
+
+    @app.exception_handler(BadBody)
+    async def bad_body(request: Request, error: BadBody) -> Response:
+        return _error(error.status, error.kind, str(error))
 
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:
@@ -79,15 +132,7 @@ def make_app(table: RegistryTable, clock: Callable[[], float] = time.monotonic, 
 
     @app.put("/v1/ranks")
     async def register(request: Request) -> Response:
-        try:
-            body = await read_body(request, max_body)
-            registration = msgspec.json.decode(body, type=Registration)
-        except BodyTooLarge as error:
-            return _error(413, "BodyTooLarge", str(error))
-        except TimeoutError as error:
-            return _error(408, "Timeout", str(error))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return _error(400, "BadRequest", f"the body is not a registration: {error or 'nested too deeply'}")
+        registration = await read_json(request, max_body, Registration, "a registration")
         with lock:
             generation = table.register(registration, clock())
         return _json(200, {"generation": generation})
@@ -105,10 +150,30 @@ def make_app(table: RegistryTable, clock: Callable[[], float] = time.monotonic, 
         return _json(200, {}) if known else _unknown(instance)
 
     @app.get("/v1/topology")
-    async def topology(deployment: str = "default") -> Response:
+    async def topology(deployment: str = "default", dp_rank: int | None = None) -> Response:
         with lock:
-            found = table.topology(deployment, clock())
-        return Response(msgspec.json.encode(found), media_type="application/json")
+            return _json(200, table.topology(deployment, clock(), dp_rank))
+
+    @app.post("/v1/ranks/{instance}/rooms")
+    async def announce_rooms(instance: str, request: Request) -> Response:
+        news = await read_json(request, max_body, RoomsNews, "news of rooms")
+        with lock:
+            held = table.announce_rooms(instance, news.opened, news.closed, clock())
+            deployment = table.deployment_of(instance)
+        waiting.announced(deployment, news.opened)
+        return _json(200, {"held": held})
+
+    @app.post("/v1/rooms/find")
+    async def find_rooms(request: Request) -> Response:
+        question = await read_json(request, max_body, RoomsQuestion, "a question for rooms")
+        waiting.asked_again(question.asker)
+        with lock:
+            found = table.find_rooms(question.deployment, question.rooms, clock())
+        if question.rooms and not found.rooms and question.wait_seconds:
+            await waiting.wait(question.deployment, question.rooms, question.asker, question.wait_seconds)
+            with lock:
+                found = table.find_rooms(question.deployment, question.rooms, clock())
+        return _json(200, found)
 
     return app
 
@@ -186,7 +251,13 @@ class RegistryServer(BackgroundServer):
     def __init__(self, host: str = "127.0.0.1", port: int = 0, ttl: float = 10.0) -> None:
         # Generations go on growing when a registry is restarted in the same place.
         self.table = RegistryTable(ttl, generation=time.time_ns() // 1_000_000)
-        super().__init__(make_app(self.table), host, port)
+        self._waiting = Waiting()
+        super().__init__(make_app(self.table, waiting=self._waiting), host, port)
+
+    def stop(self) -> None:
+        """Answer those who wait for a room, then stop."""
+        self._waiting.end()
+        super().stop()
 
 
 def _json(status: int, content: Any) -> Response:

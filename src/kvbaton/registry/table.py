@@ -1,20 +1,29 @@
 """The table behind the registry: a pure state machine, whose callers pass the time in.
 
 A rank lives as long as its heartbeats come: `RegistryTable.ttl` seconds after the last one it is forgotten. A rank that
-registers with the coords of another takes its place.
+registers with the coords of another takes its place. The rooms that it announced are forgotten with it.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
 
 from kvbaton.layout.nouns import Coords
-from kvbaton.registry.base import Registration, RegistryRefused, Topology
+from kvbaton.registry.base import (
+    FoundRooms,
+    Registration,
+    RegistryRefused,
+    Topology,
+    UnknownDeployment,
+    UnknownInstance,
+)
 from kvbaton.registry.check import check_registration, coords_order
+from kvbaton.registry.rooms import AnnouncedRooms
 
 _NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
 _AXES = ("tp", "pp", "cp", "dp")
@@ -28,6 +37,8 @@ class Limits:
     deployments: int = 256
     registration_bytes: int = 8 << 20
     total_bytes: int = 256 << 20
+    rooms: int = 1 << 18
+    rooms_per_request: int = 1 << 14
 
 
 @dataclass
@@ -43,10 +54,6 @@ class _Deployment:
     generation: int = 0
 
 
-class UnknownDeployment(RegistryRefused):
-    """No rank of that deployment is registered."""
-
-
 class RegistryTable:
     """Ranks by deployment and coords. Not thread-safe: its callers hold a lock, or run on one thread.
 
@@ -60,6 +67,7 @@ class RegistryTable:
         self._deployments: dict[str, _Deployment] = {}
         self._instances: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._total_bytes = 0
+        self._rooms = AnnouncedRooms(self.limits.rooms, self.limits.rooms_per_request)
 
     def __len__(self) -> int:
         return len(self._instances)
@@ -68,6 +76,11 @@ class RegistryTable:
     def deployments(self) -> tuple[str, ...]:
         """The names of the deployments that have at least one rank."""
         return tuple(self._deployments)
+
+    @property
+    def rooms(self) -> int:
+        """How many rooms are announced."""
+        return len(self._rooms)
 
     def register(self, registration: Registration, now: float) -> int:
         """Put a rank in, or renew it, and return the deployment's generation.
@@ -93,7 +106,7 @@ class RegistryTable:
         if deployment is None:
             deployment = self._deployments[registration.deployment] = _Deployment()
         if old is not None:
-            self._forget(registration.deployment, position)
+            self._forget(registration.deployment, position, keep_rooms=old.registration == registration)
         deployment.ranks[position] = _Rank(registration, nbytes, now)
         self._deployments[registration.deployment] = deployment
         self._instances[registration.instance] = (registration.deployment, position)
@@ -123,25 +136,56 @@ class RegistryTable:
         self._touch(deployment)
         return True
 
-    def topology(self, deployment: str, now: float) -> Topology:
-        """All ranks of a deployment, ordered by dp, pp, cp, tp.
+    def topology(self, deployment: str, now: float, dp_rank: int | None = None) -> Topology:
+        """All ranks of a deployment, or of its data-parallel replica ``dp_rank``, ordered by dp, pp, cp, tp.
 
-        Raises `UnknownDeployment` if it has none, and `RegistryRefused` if some are missing; the message names them.
+        Raises `UnknownDeployment` if it has none, and `RegistryRefused` if some are missing (the message names them),
+        or if it has no such replica.
         """
-        self.expire(now)
-        found = self._deployments.get(deployment)
-        if found is None:
-            known = ", ".join(sorted(self._deployments)[:8]) or "none"
-            raise UnknownDeployment(
-                f"no rank of deployment {deployment[:80]!r} is registered (deployments here: {known}): "
-                "is the prefill side up, and does it register here?"
-            )
+        found = self._find(deployment, now)
         sizes = next(iter(found.ranks.values())).registration.coords
-        expected = sizes.dp[1] * sizes.pp[1] * sizes.cp[1] * sizes.tp[1]
-        if len(found.ranks) != expected:
-            raise RegistryRefused(self._missing(deployment, found, sizes, expected))
-        ordered = tuple(found.ranks[position].registration for position in sorted(found.ranks))
-        return Topology(found.generation, ordered)
+        replicas = range(sizes.dp[1]) if dp_rank is None else range(dp_rank, dp_rank + 1)
+        if dp_rank is not None and not 0 <= dp_rank < sizes.dp[1]:
+            raise RegistryRefused(
+                f"deployment {deployment} has no data-parallel rank {dp_rank}: it has {sizes.dp[1]} "
+                f"(0 to {sizes.dp[1] - 1}); name one of them, or none"
+            )
+        here = [position for position in sorted(found.ranks) if position[0] in replicas]
+        expected = len(replicas) * sizes.pp[1] * sizes.cp[1] * sizes.tp[1]
+        if len(here) != expected:
+            raise RegistryRefused(self._missing(deployment, here, sizes, replicas, expected))
+        return Topology(found.generation, tuple(found.ranks[position].registration for position in here))
+
+    def announce_rooms(
+        self, instance: str, opened: Collection[int], closed: Collection[int], now: float
+    ) -> dict[int, int]:
+        """See `RegistryClient.announce_rooms`."""
+        self.expire(now)
+        self._rooms.check(opened, closed)
+        deployment, position = self._where(instance)
+        if any(position[1:]):
+            coords = self._deployments[deployment].ranks[position].registration.coords
+            raise RegistryRefused(
+                f"rank {coords} of deployment {deployment} announces rooms; the rank with tp, pp and cp rank 0 does "
+                "that for its whole replica"
+            )
+        self._rooms.close(deployment, instance, closed)
+        others = self._rooms.open(deployment, instance, opened)
+        return {room: self._dp_rank(holder) for room, holder in others.items()}
+
+    def find_rooms(self, deployment: str, rooms: Collection[int], now: float) -> FoundRooms:
+        """See `RegistryClient.find_rooms`; nothing waits here. Raises `UnknownDeployment`."""
+        self._rooms.check(rooms)
+        found = self._find(deployment, now)
+        replicas = next(iter(found.ranks.values())).registration.coords.dp[1]
+        if replicas == 1:
+            return FoundRooms(1, dict.fromkeys(rooms, 0))
+        holders = self._rooms.find(deployment, rooms)
+        return FoundRooms(replicas, {room: self._dp_rank(holder) for room, holder in holders.items()})
+
+    def deployment_of(self, instance: str) -> str:
+        """The deployment of a rank. Raises `UnknownInstance`."""
+        return self._where(instance)[0]
 
     def expire(self, now: float) -> tuple[str, ...]:
         """Forget the ranks whose last sign of life is more than ``ttl`` old; their instance ids are returned."""
@@ -162,10 +206,32 @@ class RegistryTable:
         self._generation += 1
         deployment.generation = self._generation
 
-    def _forget(self, name: str, position: tuple[int, ...]) -> None:
+    def _find(self, name: str, now: float) -> _Deployment:
+        self.expire(now)
+        found = self._deployments.get(name)
+        if found is None:
+            known = ", ".join(sorted(self._deployments)[:8]) or "none"
+            raise UnknownDeployment(
+                f"no rank of deployment {name[:80]!r} is registered (deployments here: {known}): "
+                "is the prefill side up, and does it register here?"
+            )
+        return found
+
+    def _where(self, instance: str) -> tuple[str, tuple[int, ...]]:
+        where = self._instances.get(instance)
+        if where is None:
+            raise UnknownInstance(f"no rank with instance {instance[:80]!r} is registered: register again")
+        return where
+
+    def _dp_rank(self, instance: str) -> int:
+        return self._instances[instance][1][0]
+
+    def _forget(self, name: str, position: tuple[int, ...], *, keep_rooms: bool = False) -> None:
         deployment = self._deployments[name]
         rank = deployment.ranks.pop(position)
         del self._instances[rank.registration.instance]
+        if not keep_rooms:
+            self._rooms.forget(name, rank.registration.instance)
         self._total_bytes -= rank.nbytes
         if not deployment.ranks:
             del self._deployments[name]
@@ -216,14 +282,14 @@ class RegistryTable:
             )
 
     @staticmethod
-    def _missing(name: str, deployment: _Deployment, sizes: Coords, expected: int) -> str:
-        grid = itertools.product(*(range(size) for size in (sizes.dp[1], sizes.pp[1], sizes.cp[1], sizes.tp[1])))
-        absent = (position for position in grid if position not in deployment.ranks)
+    def _missing(name: str, here: Collection[tuple[int, ...]], sizes: Coords, replicas: range, expected: int) -> str:
+        grid = itertools.product(replicas, *(range(size) for size in (sizes.pp[1], sizes.cp[1], sizes.tp[1])))
+        present = set(here)
+        absent = (position for position in grid if position not in present)
         shown = [
             str(Coords(tp=(tp, sizes.tp[1]), pp=(pp, sizes.pp[1]), cp=(cp, sizes.cp[1]), dp=(dp, sizes.dp[1])))
             for dp, pp, cp, tp in itertools.islice(absent, 4)
         ]
-        here = len(deployment.ranks)
-        rest = expected - here - len(shown)
+        rest = expected - len(here) - len(shown)
         more = f", and {rest} more" if rest else ""
-        return f"deployment {name} has {here} of {expected} ranks; missing: {'; '.join(shown)}{more}"
+        return f"deployment {name} has {len(here)} of {expected} ranks; missing: {'; '.join(shown)}{more}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from kvbaton.errors import KVBatonError, RoomError, RowsError
+from kvbaton.errors import KVBatonError, RoomError, RowsError, TransferFailed
 from kvbaton.plan import PairPlan
 from kvbaton.protocol import (
     Action,
@@ -27,6 +27,7 @@ from kvbaton.protocol.messages import MAX_TOKENS
 from kvbaton.registry import RegistryClient
 from kvbaton.runtime.aux_data import aux_nbytes, unpack_aux
 from kvbaton.runtime.context import Context
+from kvbaton.runtime.finder import RoomFinder, Sought
 from kvbaton.runtime.rooms import Receiver
 from kvbaton.runtime.rows import RowsLike, aux_row, pages_by_component
 from kvbaton.runtime.side import Side
@@ -54,6 +55,8 @@ class ReceiverRoom:
     offered: OfferedRows | None = None
     """Set once, under the lock of the table."""
     opened: bool = False
+    sought: bool = False
+    """Whether its data-parallel replica is looked for."""
     source: Source | None = None
 
 
@@ -73,13 +76,14 @@ class DecodeSide(Side[ReceiverRoom]):
             destination_index=destination_index,
             destinations=destinations,
         )
+        self._finder = RoomFinder(context, deployment, self)
 
     # Called by the engine, on any thread.
 
-    def open_room(self, number: int, registry: str, client: RegistryClient, dp_rank: int) -> Receiver:
-        """A receiver for a free room number. Raises `RoomError` if it is in use."""
+    def open_room(self, number: int, registry: str, client: RegistryClient, dp_rank: int | None) -> Receiver:
+        """A receiver for a free room number; ``dp_rank`` None: find out. Raises `RoomError` if it is in use."""
         entry = ReceiverRoom(Receiver(number, self, registry))
-        self._begin(entry, lambda: self._open(entry, SourceKey(registry, dp_rank), client))
+        self._begin(entry, lambda: self._open(entry, registry, client, dp_rank))
         return entry.room
 
     def offer(
@@ -114,11 +118,20 @@ class DecodeSide(Side[ReceiverRoom]):
 
     def on_turn(self, now: float) -> float | None:
         """Let time pass."""
+        looking = self._finder.on_turn(now)
         for transport in self.context.transports.values():
             transport.poll()
         self.perform(self.core.tick(now))
-        deadlines = (self._sources.on_turn(now), self.core.next_deadline())
+        deadlines = (looking, self._sources.on_turn(now), self.core.next_deadline())
         return min((when for when in deadlines if when is not None), default=None)
+
+    def stop_looking(self) -> None:
+        """See `Side.stop_looking`."""
+        self._finder.shut()
+
+    def wait_for_threads(self, seconds: float) -> None:
+        """See `Side.wait_for_threads`."""
+        self._finder.join(seconds)
 
     def _on_message(self, peer: str, message: Message) -> None:
         if isinstance(message, (Welcome, Refused)):
@@ -148,11 +161,44 @@ class DecodeSide(Side[ReceiverRoom]):
         entries = [self.rooms.get(number) for number in source.rooms]
         return [entry for entry in entries if entry is not None]
 
+    # Called by RoomFinder.
+
+    def room_found(self, sought: Sought, dp_rank: int) -> None:
+        """Begin a room whose replica is known now, or tell the replica that it failed meanwhile."""
+        key = SourceKey(sought.registry, dp_rank)
+        if sought.withdrawn:
+            withdrawn = Withdrawn(sought.number, sought.withdrawn)
+            source = self._sources.current(key, sought.client)
+            if source.ready:
+                self._tell_withdrawn(source, withdrawn)
+            else:
+                source.withdrawn.append(withdrawn)
+            return
+        entry = self.rooms.get(sought.number)
+        if entry is not None and entry.sought:
+            entry.sought = False
+            self._take(entry, lambda: self._use(entry, key, sought.client))
+
+    def room_not_found(self, sought: Sought, reason: str, error: type[TransferFailed]) -> None:
+        """Fail a room whose replica is not known."""
+        entry = self.rooms.get(sought.number)
+        if not sought.withdrawn and entry is not None and entry.sought:
+            entry.sought = False
+            self.perform(self._fail(entry, reason, error))
+
     # Rooms.
 
-    def _open(self, entry: ReceiverRoom, key: SourceKey, client: RegistryClient) -> list[Action]:
+    def _open(self, entry: ReceiverRoom, registry: str, client: RegistryClient, dp_rank: int | None) -> list[Action]:
         if entry.room.poll().terminal:
             return []
+        key = self._sources.only_replica(registry) if dp_rank is None else SourceKey(registry, dp_rank)
+        if key is not None:
+            return self._use(entry, key, client)
+        entry.sought = True
+        self._finder.find(entry.room.room, registry, client)
+        return []
+
+    def _use(self, entry: ReceiverRoom, key: SourceKey, client: RegistryClient) -> list[Action]:
         source = self._sources.use(entry.room.room, key, client)
         if source.failure is not None:
             # The look-up could not even begin.
@@ -186,6 +232,9 @@ class DecodeSide(Side[ReceiverRoom]):
         return self.core.close(number, self.context.now())
 
     def _let_go(self, entry: ReceiverRoom) -> None:
+        if entry.sought:
+            entry.sought = False
+            self._finder.withdraw(entry.room.room, entry.room.source, entry.room.reason)
         source, entry.source = entry.source, None
         if source is None:
             return

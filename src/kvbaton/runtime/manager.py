@@ -19,6 +19,7 @@ from kvbaton.layout import RankLayout, check_layout
 from kvbaton.memory import Region
 from kvbaton.protocol.messages import MAX_AUX_BYTES, MAX_RANKS
 from kvbaton.registry import HttpRegistry, Registration, RegistryClient, RegistryRefused
+from kvbaton.runtime.announcer import Announcer
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.control import ControlPlane
 from kvbaton.runtime.decode import DecodeSide
@@ -110,6 +111,8 @@ class Manager:
             self.side = DecodeSide(self._context, deployment, destination_index, destinations)
         self._control.start(self.side)
         self._heartbeat: threading.Thread | None = None
+        self._announcer: Announcer | None = None
+        self._beat_now = threading.Event()
         if role == "prefill" and self._registry is not None:
             registration = Registration(self.instance, self._control.endpoint, layout, model, deployment)
             try:
@@ -117,6 +120,14 @@ class Manager:
             except KVBatonError:
                 self.close()
                 raise
+            if isinstance(self.side, PrefillSide) and _speaks_for_its_replica(layout):
+                self._announcer = self.side.announcer = Announcer(
+                    self._registry,
+                    self.instance,
+                    settings,
+                    refused=self.side.room_refused,
+                    unknown=self._beat_now.set,
+                )
             self._heartbeat = threading.Thread(
                 target=self._beat, args=(self._registry, registration), name="kvbaton-registry-heartbeat", daemon=True
             )
@@ -143,24 +154,26 @@ class Manager:
         self._check_open()
         return self.side.open_room(room)
 
-    def receiver(self, room: int, source: str | None = None, dp_rank: int = 0) -> Receiver:
+    def receiver(self, room: int, source: str | None = None, dp_rank: int | None = None) -> Receiver:
         """The receiver of a room, on a decode rank. Starts to find the prefill ranks at once.
 
         ``source`` is the url of the registry of the prefill side (the manager's own by default). ``dp_rank`` says which
-        data-parallel replica of the prefill side serves the room.
+        data-parallel replica of the prefill side serves the room; the room fails if there is none of that rank. With
+        None the registry is asked which replica opened it, until ``Deadlines.offer_wait``.
         Raises `RoomError` if the room is in use, or if this is a prefill rank, and `ConfigurationError`
-        without a source.
+        without a source, or for a ``dp_rank`` that no replica can have.
         """
         room = _checked_room(room)
         if not isinstance(self.side, DecodeSide):
             raise RoomError(f"prefill: room {room}: a prefill rank has no receivers; use sender()")
         self._check_open()
+        dp_rank = _checked_dp_rank(room, dp_rank)
         if source is None:
             if self._registry is None:
                 raise ConfigurationError(f"decode: room {room}: pass source=, the url of the prefill side's registry")
             return self.side.open_room(room, self._registry_name, self._registry, dp_rank)
         client = self._clients.setdefault(source, HttpRegistry(source))
-        return self.side.open_room(room, source, client, int(dp_rank))
+        return self.side.open_room(room, source, client, dp_rank)
 
     def close(self) -> None:
         """Fail every room, tell the peers, leave the registry, and end all threads. Safe to call twice.
@@ -172,11 +185,15 @@ class Manager:
             return
         self._closed.set()
         self.side.rooms.shut()
+        self._beat_now.set()
         self._control.post(lambda: self.side.fail_all(f"the {self.role} rank shut down"))
+        self._control.post(self.side.stop_looking)
         # Writes that are under way end, and peers confirm that theirs have: only then are rows free, here and there.
         give_up = time.monotonic() + self._context.settings.close_seconds
         while not self.side.rooms.quiet() and time.monotonic() < give_up:
             time.sleep(0.001)
+        if self._announcer is not None:
+            self._announcer.stop()
         if self._heartbeat is not None and self._registry is not None:
             self._heartbeat.join()
             try:
@@ -189,6 +206,7 @@ class Manager:
         # That ended the tickets which had not: the last turn takes them in.
         self._control.post(self._last_turn)
         self._control.close()
+        self.side.wait_for_threads(max(0.0, give_up - time.monotonic()))
 
     def _last_turn(self) -> None:
         self.side.on_turn(self._context.now())
@@ -208,7 +226,12 @@ class Manager:
     def _beat(self, registry: RegistryClient, registration: Registration) -> None:
         """Keep the registration alive; a registry that lost it (a restart) gets it again."""
         failing = False
-        while not self._closed.wait(self._context.settings.registry_heartbeat_seconds):
+        interval = self._context.settings.registry_heartbeat_seconds
+        while True:
+            self._beat_now.wait(interval)
+            self._beat_now.clear()
+            if self._closed.is_set():
+                return
             try:
                 if not registry.heartbeat(self.instance):
                     self._register_again(registry, registration)
@@ -225,7 +248,7 @@ class Manager:
     def _register_again(self, registry: RegistryClient, registration: Registration) -> None:
         """Back into a registry that lost this rank, but not into the place of one that replaced it."""
         try:
-            ranks = registry.topology(registration.deployment).ranks
+            ranks = registry.topology(registration.deployment, registration.coords.dp[0]).ranks
         except RegistryRefused:
             ranks = ()
         others = [rank.instance for rank in ranks if rank.coords == registration.coords]
@@ -237,6 +260,14 @@ class Manager:
         self._replaced = False
         logger.warning("prefill: the registry does not know this rank (any more); registering again")
         registry.register(registration)
+        if self._announcer is not None:
+            self._announcer.start_over()
+
+
+def _speaks_for_its_replica(layout: RankLayout) -> bool:
+    """Whether this rank announces rooms: one of each data-parallel replica, if there are several."""
+    coords = layout.coords
+    return coords.dp[1] > 1 and coords.tp[0] == coords.pp[0] == coords.cp[0] == 0
 
 
 def _checked_room(room: int) -> int:
@@ -247,6 +278,21 @@ def _checked_room(room: int) -> int:
         raise RoomError(f"room {room!r} is not an integer") from None
     if not 0 <= number <= MAX_ROOM:
         raise RoomError(f"room {number} is not within 0..{MAX_ROOM}")
+    return number
+
+
+def _checked_dp_rank(room: int, dp_rank: int | None) -> int | None:
+    """The data-parallel rank as a plain int, or None. Raises `ConfigurationError` for what can be none."""
+    if dp_rank is None:
+        return None
+    try:
+        number = operator.index(dp_rank)
+    except TypeError:
+        number = -1
+    if not 0 <= number < MAX_RANKS:
+        raise ConfigurationError(
+            f"decode: room {room}: dp_rank {dp_rank!r} is not within 0..{MAX_RANKS - 1}; pass None to have it found"
+        )
     return number
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kvbaton.errors import KVBatonError, RoomError, RowsError
+from kvbaton.errors import KVBatonError, RoomError, RowsError, TransferFailed
 from kvbaton.plan import Pages
 from kvbaton.protocol import (
     Abort,
@@ -23,6 +23,7 @@ from kvbaton.protocol import (
     StartWrite,
 )
 from kvbaton.protocol.messages import short_reason
+from kvbaton.runtime.announcer import Announcer
 from kvbaton.runtime.aux_data import pack_aux
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.destinations import Destinations
@@ -61,6 +62,8 @@ class PrefillSide(Side[SenderRoom]):
         self._destinations = Destinations(context, self.core, self.perform)
         self._writes = Writes()
         self._handles = itertools.count(1)
+        self.announcer: Announcer | None = None
+        """Set before the first room, on the rank that announces the rooms of its data-parallel replica."""
 
     # Called by the engine, on any thread.
 
@@ -68,7 +71,14 @@ class PrefillSide(Side[SenderRoom]):
         """A sender for a free room number. Raises `RoomError` if it is in use."""
         entry = SenderRoom(Sender(number, self))
         self._begin(entry, lambda: self._open(entry))
+        if self.announcer is not None:
+            # Only we have the sender yet: nobody can have closed it.
+            self.announcer.opened(number)
         return entry.room
+
+    def _on_close(self, number: int) -> None:
+        if self.announcer is not None:
+            self.announcer.closed(number)
 
     def submit(self, sender: Sender, rows: Mapping[str, RowsLike], tokens: tuple[int, int]) -> None:
         """See `Sender.send`."""
@@ -120,6 +130,17 @@ class PrefillSide(Side[SenderRoom]):
             raise RoomError(f"prefill: room {sender.room} is finished; nothing can be sent after finish")
         return entry
 
+    # Called by the announcer, on its thread.
+
+    def room_refused(self, number: int, dp_rank: int) -> None:
+        """The data-parallel replica ``dp_rank`` has announced this room too."""
+        reason = (
+            f"prefill: room {number} was opened by two data-parallel replicas: {dp_rank} announced it first, this is "
+            f"{self.context.layout.coords.dp[0]}; send a request to one of them"
+        )
+        logger.error("%s", reason)
+        self.context.control.post(lambda: self._fail_number(number, reason))
+
     # Called by the control plane, on the control thread, as all that follows.
 
     def on_disconnected(self, peer: str, reason: str) -> None:
@@ -159,6 +180,11 @@ class PrefillSide(Side[SenderRoom]):
         actions = self.core.open(entry.room.room, self.context.now())
         entry.opened = True
         return actions
+
+    def _fail_number(self, number: int, reason: str) -> None:
+        entry = self.rooms.get(number)
+        if entry is not None and not entry.room.closed:
+            self.perform(self._fail(entry, reason, TransferFailed))
 
     def _close_in_core(self, number: int) -> list[Action]:
         return self.core.close(number)

@@ -21,6 +21,10 @@ class Settings:
     """Longest time from the first look-up of a source to its readiness."""
     registry_heartbeat_seconds: float = 2.0
     """How often a prefill rank tells the registry that it lives."""
+    announce_seconds: float = 0.002
+    """How long a room that a data-parallel replica opened waits for others, to be announced with them."""
+    room_conflict_seconds: float = 1.0
+    """How long a room that another replica has announced may be held by it; then the sender here fails."""
     fence_retry_seconds: float = 0.2
     """How often it is tried to prove that a lost peer can write no more."""
     close_seconds: float = 2.0

@@ -67,6 +67,7 @@ class Side(ABC, Generic[Entry]):
             if entry is None:
                 return
             room.closed = True
+            self._on_close(room.room)
             # Posted under the lock: what opens the number next is posted after it.
             self.context.control.post(lambda: self.perform(self._close(entry)))
             self.rooms.remove_if_over(entry)
@@ -105,6 +106,12 @@ class Side(ABC, Generic[Entry]):
     def on_turn(self, now: float) -> float | None:
         """Let time pass; returns when the next turn is due at the latest."""
 
+    def stop_looking(self) -> None:
+        """Drop what is not a room's any more: the manager closes."""
+
+    def wait_for_threads(self, seconds: float) -> None:
+        """Wait until threads of this side have ended. On the thread that closes the manager."""
+
     def fail_all(self, reason: str) -> None:
         """Abort every room: the manager closes, and lets none begin any more."""
         for entry in self.rooms.entries():
@@ -133,6 +140,9 @@ class Side(ABC, Generic[Entry]):
     @abstractmethod
     def _close_in_core(self, number: int) -> list[Action]:
         """The core shall forget a room that it knows."""
+
+    def _on_close(self, number: int) -> None:
+        """The engine closed a room. On the engine's thread, under the lock of the table."""
 
     @abstractmethod
     def _let_go(self, entry: Entry) -> None:

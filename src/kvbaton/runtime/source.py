@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvbaton.errors import KVBatonError, RegistryError, TransferFailed
+from kvbaton.errors import KVBatonError, TransferFailed
 from kvbaton.layout import RankLayout
 from kvbaton.plan import PairPlan, assign, compile_pair
 from kvbaton.protocol import Hello
@@ -71,6 +71,11 @@ class Source:
         """The keys of its connections, in the order of the grid."""
         return tuple(sorted(self.links, key=lambda peer: self.links[peer].index))
 
+    @property
+    def alone(self) -> bool:
+        """Whether its deployment is known to have no other data-parallel replica."""
+        return any(link.part.registration.coords.dp[1] == 1 for link in self.links.values())
+
     def part(self, index: int) -> Part:
         """The prefill rank at this place of the grid."""
         return next(link.part for link in self.links.values() if link.index == index)
@@ -86,15 +91,10 @@ def look_up(
 ) -> list[Part]:
     """Ask the registry for the prefill ranks of one replica, and plan what each of them will send. Blocks.
 
-    Raises `RegistryError` if they cannot be had and `LayoutMismatch` if their layouts and ours do not fit.
+    Raises `RegistryError` if they cannot be had (also if there is no such replica) and `LayoutMismatch` if their
+    layouts and ours do not fit.
     """
-    topology = client.topology(deployment)
-    dp_size = max((rank.coords.dp[1] for rank in topology.ranks), default=1)
-    ranks = [rank for rank in topology.ranks if rank.coords.dp[0] == dp_rank % dp_size]
-    if not ranks:
-        raise RegistryError(
-            f"deployment {deployment}: there is no prefill rank with data-parallel rank {dp_rank % dp_size}"
-        )
+    ranks = client.topology(deployment, dp_rank).ranks
     grid = [rank.layout for rank in ranks]
     shares = assign(grid, layout, destination_index=destination_index, striped=striped)
     return [Part(rank, compile_pair(rank.layout, layout, share)) for rank, share in zip(ranks, shares, strict=True)]

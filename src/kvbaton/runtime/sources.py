@@ -59,10 +59,20 @@ class Sources:
 
     def use(self, number: int, key: SourceKey, client: RegistryClient) -> Source:
         """The source of a room. It is ready, or its user will be told, or it has failed at once."""
-        source = self._current.get(key) or self._find(key, client)
+        source = self.current(key, client)
         if source.failure is None:
             source.rooms.add(number)
         return source
+
+    def current(self, key: SourceKey, client: RegistryClient) -> Source:
+        """The source of this key, without using it: new if there is none, and then perhaps failed at once."""
+        return self._current.get(key) or self._find(key, client)
+
+    def only_replica(self, registry: str) -> SourceKey | None:
+        """The key of the source that serves every room of a registry, if that is known."""
+        key = SourceKey(registry, 0)
+        source = self._current.get(key)
+        return key if source is not None and source.alone else None
 
     def leave(self, number: int, source: Source) -> None:
         """A room needs its source no more."""

@@ -1,0 +1,158 @@
+"""Tells the registry which rooms this replica has opened and closed: in batches, on a thread of its own."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from kvbaton.errors import KVBatonError
+from kvbaton.registry import RegistryClient, UnknownInstance
+from kvbaton.runtime.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+MAX_ROOMS_PER_REQUEST = 8192
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+"""Seconds until a request is tried again that failed; doubled each time."""
+
+
+class Announcer:
+    """`opened`, `closed` and `start_over` may be called from any thread; they never block.
+
+    ``refused(room, dp_rank)`` is called, on the announcer's thread, for a room that another replica holds and does not
+    close within ``Settings.room_conflict_seconds``. ``unknown()`` is called when the registry does not know this rank.
+    """
+
+    def __init__(
+        self,
+        registry: RegistryClient,
+        instance: str,
+        settings: Settings,
+        *,
+        refused: Callable[[int, int], None],
+        unknown: Callable[[], None],
+    ) -> None:
+        self._registry = registry
+        self._instance = instance
+        self._settings = settings
+        self._refused = refused
+        self._unknown = unknown
+        self._lock = threading.Lock()
+        self._open: set[int] = set()
+        self._news: dict[int, bool] = {}
+        """Rooms to tell of, oldest first: True if they are open."""
+        self._conflicts: dict[int, float] = {}
+        """When rooms were found to be held by another replica."""
+        self._something = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvbaton-registry-rooms", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """How many rooms are announced, or will be."""
+        return len(self._open)
+
+    def opened(self, room: int) -> None:
+        """The engine opened a room."""
+        with self._lock:
+            self._open.add(room)
+            self._say(room, opened=True)
+        self._something.set()
+
+    def closed(self, room: int) -> None:
+        """The engine closed a room."""
+        with self._lock:
+            self._open.discard(room)
+            self._conflicts.pop(room, None)
+            self._say(room, opened=False)
+        self._something.set()
+
+    def start_over(self) -> None:
+        """Announce every open room again: the registry has forgotten them."""
+        with self._lock:
+            for room in self._open:
+                self._say(room, opened=True)
+        self._something.set()
+
+    def stop(self) -> None:
+        """End the thread; nothing more is said."""
+        self._stopped.set()
+        self._something.set()
+        self._thread.join()
+
+    # Below: on the announcer's thread, but for `_say`.
+
+    def _say(self, room: int, *, opened: bool) -> None:
+        # Behind what was to be said before, which it replaces. Under the lock.
+        self._news.pop(room, None)
+        self._news[room] = opened
+
+    def _run(self) -> None:
+        pause = 0.0
+        while True:
+            self._something.wait()
+            # A little later, so that rooms which are opened together travel together.
+            if self._stopped.wait(max(pause, self._settings.announce_seconds)):
+                return
+            news = self._take()
+            if news:
+                wait = self._tell(news, pause)
+                pause = min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE) if wait else 0.0
+
+    def _take(self) -> dict[int, bool]:
+        with self._lock:
+            news = dict(itertools.islice(self._news.items(), MAX_ROOMS_PER_REQUEST))
+            for room in news:
+                del self._news[room]
+            if not self._news:
+                self._something.clear()
+        if self._stopped.is_set():
+            self._something.set()
+        return news
+
+    def _tell(self, news: dict[int, bool], pause: float) -> bool:
+        """Tell the registry; returns whether something must be tried again after a pause."""
+        opened = [room for room, is_open in news.items() if is_open]
+        closed = [room for room, is_open in news.items() if not is_open]
+        try:
+            held = self._registry.announce_rooms(self._instance, opened, closed)
+        except Exception as error:
+            self._failed(news, error, logging.DEBUG if pause else logging.WARNING)
+            return True
+        return self._resolve(opened, held)
+
+    def _failed(self, news: dict[int, bool], error: Exception, level: int) -> None:
+        known = isinstance(error, KVBatonError)
+        logger.log(level, "prefill: rooms could not be announced: %s", error, exc_info=None if known else error)
+        with self._lock:
+            # Where it is newer, what was said meanwhile stands.
+            self._news = {**news, **self._news}
+        self._something.set()
+        if isinstance(error, UnknownInstance):
+            self._unknown()
+
+    def _resolve(self, opened: list[int], held: dict[int, int]) -> bool:
+        """Look at the rooms that another replica holds: it may be about to close them."""
+        now = time.monotonic()
+        lasting: dict[int, int] = {}
+        with self._lock:
+            for room in opened:
+                if room not in held:
+                    self._conflicts.pop(room, None)
+                elif room in self._open:
+                    since = self._conflicts.setdefault(room, now)
+                    if now - since < self._settings.room_conflict_seconds:
+                        self._news.setdefault(room, True)
+                    else:
+                        lasting[room] = held[room]
+                        self._open.discard(room)
+                        del self._conflicts[room]
+            again = bool(self._conflicts)
+            if self._news:
+                self._something.set()
+        for room, dp_rank in lasting.items():
+            self._refused(room, dp_rank)
+        return again
