@@ -166,7 +166,7 @@ class DecodeSide(Side[ReceiverRoom]):
     def room_found(self, sought: Sought, dp_rank: int) -> None:
         """Begin a room whose replica is known now, or tell the replica that it failed meanwhile."""
         key = SourceKey(sought.registry, dp_rank)
-        if sought.withdrawn:
+        if sought.withdrawn is not None:
             withdrawn = Withdrawn(sought.number, sought.withdrawn)
             source = self._sources.current(key, sought.client)
             if source.ready:
@@ -182,7 +182,7 @@ class DecodeSide(Side[ReceiverRoom]):
     def room_not_found(self, sought: Sought, reason: str, error: type[TransferFailed]) -> None:
         """Fail a room whose replica is not known."""
         entry = self.rooms.get(sought.number)
-        if not sought.withdrawn and entry is not None and entry.sought:
+        if sought.withdrawn is None and entry is not None and entry.sought:
             entry.sought = False
             self.perform(self._fail(entry, reason, error))
 

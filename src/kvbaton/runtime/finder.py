@@ -41,7 +41,7 @@ class Sought:
     registry: str
     client: RegistryClient
     started: float
-    withdrawn: str = ""
+    withdrawn: str | None = None
     """Why the room failed meanwhile: its replica is looked for only to be told so."""
     asks: int = 0
     """How many requests that are under way ask for it."""
@@ -71,9 +71,9 @@ class _Registry:
 class RoomFinder:
     """On the control thread, but for the requests themselves, each of which has a thread while it lasts.
 
-    A request holds every room that waits at its registry, and the registry answers when it knows one of them. A room
-    that comes meanwhile starts another request, which ends the one before (`RegistryClient.find_rooms`): no more than
-    two are under way at a registry, and a room that is announced already costs one round trip.
+    New rooms are asked for at once, all in one request: one that is announced already costs one round trip. Those that
+    are not go into a request that the registry answers when it knows one of them; it holds every room that waits there,
+    and ends the one before (`RegistryClient.find_rooms`). No more than two requests are under way at a registry.
     """
 
     def __init__(self, context: Context, deployment: str, user: FinderUser) -> None:
@@ -83,7 +83,6 @@ class RoomFinder:
         self._registries: dict[str, _Registry] = {}
         self._timers: Timers[Sought] = Timers()
         self._threads: set[threading.Thread] = set()
-        self._closed = False
 
     def __len__(self) -> int:
         """How many rooms are looked for, those that were withdrawn included."""
@@ -117,13 +116,12 @@ class RoomFinder:
 
     def shut(self) -> None:
         """Look for nothing any more, and end the requests that wait."""
-        self._closed = True
         for registry in self._registries.values():
             for sought in list(registry.sought.values()):
                 self._drop(registry, sought)
             if registry.asking:
                 # It ends the earlier ones: they have the same asker.
-                self._start(registry, [])
+                self._start(registry, [], 0.0, end_others=True)
 
     def join(self, seconds: float) -> None:
         """Wait for the last requests to end. Called by the thread that closes the manager, after `shut`."""
@@ -135,30 +133,34 @@ class RoomFinder:
 
     def _ask(self, registry: _Registry) -> None:
         asked = list(itertools.islice(registry.unasked.values(), MAX_ROOMS_PER_REQUEST))
-        others = (sought for sought in registry.sought.values() if sought.asks)
-        asked += itertools.islice(others, MAX_ROOMS_PER_REQUEST - len(asked))
+        seconds = 0.0
+        if all(sought.answered for sought in asked):
+            seconds = WAIT_SECONDS
+            others = (sought for sought in registry.sought.values() if sought.asks)
+            asked += itertools.islice(others, MAX_ROOMS_PER_REQUEST - len(asked))
         for sought in asked:
             sought.asks += 1
             registry.unasked.pop(sought.number, None)
-        self._start(registry, asked)
+        self._start(registry, asked, seconds)
 
-    def _start(self, registry: _Registry, asked: list[Sought]) -> None:
+    def _start(self, registry: _Registry, asked: list[Sought], seconds: float, *, end_others: bool = False) -> None:
         registry.asking += 1
         numbers = [sought.number for sought in asked]
         started = self._context.now()
-        work = _Work(registry.client, self._deployment, numbers, self._context.instance)
+        asker = self._context.instance if seconds or end_others else ""
+        work = _Work(registry.client, self._deployment, numbers, seconds, asker)
 
         def run() -> None:
             result = work.run()
             self._threads.discard(threading.current_thread())
-            self._context.control.post(lambda: self._answered(registry, asked, result, started))
+            self._context.control.post(lambda: self._answered(registry, asked, result, started + seconds))
 
         thread = threading.Thread(target=run, name="kvbaton-decode-rooms", daemon=True)
         self._threads.add(thread)
         thread.start()
 
     def _answered(
-        self, registry: _Registry, asked: list[Sought], result: FoundRooms | Exception, started: float
+        self, registry: _Registry, asked: list[Sought], result: FoundRooms | Exception, expected: float
     ) -> None:
         registry.asking -= 1
         now = self._context.now()
@@ -171,8 +173,8 @@ class RoomFinder:
             self._failed(registry, mine, result, now)
             return
         registry.answered, registry.replicas, registry.error = True, result.replicas, ""
-        # One that was ended by the next, or that waited as long as it may, says nothing about this registry.
-        in_vain = not result.rooms and bool(registry.unasked) and now - started < WAIT_SECONDS
+        # Not one that was ended by the next, or that took as long as it might.
+        in_vain = not result.rooms and now < expected and any(not sought.asks for sought in mine)
         self._set_pause(registry, now, longer=in_vain)
         for sought in mine:
             dp_rank = result.rooms.get(sought.number)
@@ -239,11 +241,11 @@ class _Work:
     client: RegistryClient
     deployment: str
     numbers: list[int]
+    seconds: float
     asker: str
 
     def run(self) -> FoundRooms | Exception:
-        seconds = WAIT_SECONDS if self.numbers else 0.0
         try:
-            return self.client.find_rooms(self.deployment, self.numbers, seconds, self.asker)
+            return self.client.find_rooms(self.deployment, self.numbers, self.seconds, self.asker)
         except Exception as error:
             return error
