@@ -244,7 +244,7 @@ def test_deadlines_name_what_is_waited_for():
     assert core.next_deadline() == 120.0
     core.handle("p0", Done(8, 2, 0), 115.0)
     assert core.tick(120.0) == []
-    assert "parts [1] are missing" in core.tick(135.0)[0].reason
+    assert "still missing: part 1" in core.tick(135.0)[0].reason
     assert core.next_deadline() == 140.0
 
 

@@ -1,8 +1,9 @@
 """One rank in a process of its own, driven by lines on its standard input; each answer is one line.
 
-python rank_process.py ROLE REGISTRY TRANSPORT SCALE
+python rank_process.py ROLE REGISTRY TRANSPORT SCALE [TP_RANK TP_SIZE]
 
-``SCALE`` multiplies the width of the cache, so that a transfer takes long enough to be interrupted.
+``SCALE`` multiplies the width of the cache, so that a transfer takes long enough to be interrupted. With a TP rank the
+cache is a latent that every rank holds whole, and prefill ranks share the work by stripes.
 """
 
 import os
@@ -18,7 +19,12 @@ from kvbaton.layout import build
 PAGE, ROWS = 16, 64
 
 
-def make_layout(scale):
+def make_layout(scale, tp):
+    if tp is not None:
+        latent = build.mla_latent(
+            "kv", layers=range(4), rows=ROWS, page_size=PAGE, latent_dim=32 * scale, dtype="float32"
+        )
+        return kb.RankLayout((latent,), kb.Coords(tp=tp))
     part = build.paged_kv(layers=range(4), rows=ROWS, page_size=PAGE, heads=2, head_dim=8 * scale, dtype="float32")
     return kb.RankLayout((part,))
 
@@ -30,14 +36,18 @@ def content(rank_pages, seed, nbytes):
 
 
 class Driver:
-    def __init__(self, role, registry, transport, scale):
-        self.layout = make_layout(scale)
+    def __init__(self, role, registry, transport, scale, tp=None):
+        self.layout = make_layout(scale, tp)
         self.tensors = self.layout.components[0].tensors
         self.page_bytes = self.tensors[0].row_stride
         self.memory = kb.SharedMemory(build.required_bytes(self.layout.components)[0])
         self.memory.array[:] = 0xEE
         settings = kb.Settings(
-            heartbeat_seconds=0.2, peer_timeout_seconds=1.0, connect_seconds=0.5, registry_heartbeat_seconds=0.5
+            heartbeat_seconds=0.2,
+            peer_timeout_seconds=1.0,
+            connect_seconds=0.5,
+            registry_heartbeat_seconds=0.5,
+            striped=tp is not None,
         )
         region = kb.Region.of(self.memory)
         self.manager = kb.Manager(
@@ -68,6 +78,12 @@ class Driver:
     def receive(self, room, count):
         """Ask for ``count`` pages, into the last rows in falling order."""
         receiver = self.rooms[room] = self.manager.receiver(room)
+        receiver.offer({"kv": np.arange(ROWS - 1, ROWS - 1 - count, -1)}, count * PAGE)
+        return "offered"
+
+    def receive_at(self, room, count, port):
+        """As `receive`, from the prefill ranks of another registry."""
+        receiver = self.rooms[room] = self.manager.receiver(room, f"http://127.0.0.1:{port}")
         receiver.offer({"kv": np.arange(ROWS - 1, ROWS - 1 - count, -1)}, count * PAGE)
         return "offered"
 
@@ -126,8 +142,8 @@ class Driver:
 
 
 def main():
-    role, registry, transport, scale = sys.argv[1:]
-    driver = Driver(role, registry, transport, int(scale))
+    role, registry, transport, scale, *tp = sys.argv[1:]
+    driver = Driver(role, registry, transport, int(scale), tuple(map(int, tp)) or None)
     print("ready", flush=True)
     for line in sys.stdin:
         name, *numbers = line.split()

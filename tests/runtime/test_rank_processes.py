@@ -22,9 +22,9 @@ LARGE = 100
 class Process:
     """A rank, asked by `ask` and answered with a line."""
 
-    def __init__(self, role, registry, transport, scale=1):
+    def __init__(self, role, registry, transport, scale=1, tp=()):
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), role, registry, transport, str(scale)],
+            [sys.executable, str(SCRIPT), role, registry, transport, str(scale), *map(str, tp)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -79,8 +79,8 @@ def start():
     processes = []
     with RegistryServer() as server:
 
-        def make(role, transport, scale=1):
-            processes.append(Process(role, server.url, transport, scale))
+        def make(role, transport, scale=1, tp=(), registry=server.url):
+            processes.append(Process(role, registry, transport, scale, tp))
             return processes[-1]
 
         yield make
@@ -120,7 +120,7 @@ def test_prefill_is_killed_in_the_middle(start, transport):
     prefill.kill()
     outcome = decode.ask("over", 2, seconds=5)
     assert outcome.startswith("FAILED"), outcome
-    assert "part 0" in outcome
+    assert "part 0 of 1 (tp0/1 pp0/1 cp0/1 dp0/1, sends kv) was lost" in outcome
     assert decode.ask("released", 2, seconds=5) == "released"
     decode.ask("wipe")
     for room in (1, 2):
@@ -198,6 +198,45 @@ def test_prefill_is_stopped_over_tcp(start):
     prefill.signal(signal.SIGCONT)
     prefill.ask("send", 3, 20)
     hand_over(prefill, decode, 4)
+
+
+@pytest.mark.parametrize(("transport", "stopped"), [("shm", False), ("tcp", False), ("shm", True)])
+def test_one_of_the_ranks_that_share_a_latent_dies(start, transport, stopped):
+    """Its rooms fail and name it, and their rows wait for its fence; rooms of another source go on."""
+    with RegistryServer() as elsewhere:
+        ranks = [start("prefill", transport, LARGE, (rank, 4)) for rank in range(4)]
+        other = start("prefill", transport, LARGE, (0, 1), elsewhere.url)
+        decode = start("decode", transport, LARGE, (0, 1))
+        for rank in ranks[1:]:
+            rank.ask("send", 1, 20)
+        hand_over(ranks[0], decode, 1)
+        decode.ask("receive_at", 5, 20, elsewhere.port)
+        assert decode.ask("transferring", 5) == "TRANSFERRING"
+        for rank in ranks:
+            rank.ask("send_chunk", 2, 60)
+        decode.ask("receive", 2, 62)
+        assert decode.ask("moving", 2) == "moving"
+        victim = ranks[1]
+        if stopped:
+            victim.signal(signal.SIGSTOP)
+        else:
+            victim.kill()
+        outcome = decode.ask("over", 2, seconds=6)
+        assert outcome.startswith("FAILED part 1 of 4 (tp1/4 pp0/1 cp0/1 dp0/1, sends kv) was lost"), outcome
+        if stopped:
+            # It maps our memory, and may wake up and write.
+            assert decode.ask("is_released", 2) == "False"
+            victim.kill()
+        assert decode.ask("released", 2) == "released"
+        decode.ask("wipe")
+        for rank in (ranks[0], *ranks[2:]):
+            outcome = rank.ask("over", 2)
+            assert outcome.startswith("FAILED decode rank 0: part 1 of 4"), outcome
+        other.ask("send", 5, 20)
+        assert decode.ask("over", 5) == "SUCCESS "
+        assert decode.ask("check", 5, 20) == "same"
+        for process in (other, decode):
+            process.close()
 
 
 def test_many_successors_leave_nothing(start):

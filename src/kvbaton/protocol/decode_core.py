@@ -29,9 +29,10 @@ from kvbaton.protocol.status import Status
 class _Peer:
     """A prefill rank that is connected, or that was and may still write."""
 
-    def __init__(self, part: int, parts: tuple[int, ...]) -> None:
+    def __init__(self, part: int, parts: tuple[int, ...], name: str) -> None:
         self.part = part
         self.parts = parts
+        self.name = name
         self.epochs = 0
         self.lost = False
         self.fencing = False
@@ -60,16 +61,17 @@ class DecodeCore(Core[DecodeRoom]):
 
     # Peers.
 
-    def peer_joined(self, peer: str, part: int, parts: Sequence[int]) -> list[Action]:
+    def peer_joined(self, peer: str, part: int, parts: Sequence[int], name: str = "") -> list[Action]:
         """A prefill rank passed the handshake: it is source ``part``, and ``parts`` (of its Welcome) send to this rank.
 
+        ``name`` is what it is called in the reasons of rooms that fail: "part 3" unless something better is given.
         A key must not be used again for another connection. Raises `HandshakeError` if it is, with another answer.
         """
         known = self._peers.get(peer)
         if known is not None and (known.lost or (known.part, known.parts) != (part, tuple(parts))):
             raise HandshakeError(f"prefill part {part}: a second handshake on one connection differs from the first")
         if known is None:
-            self._peers[peer] = _Peer(part, tuple(parts))
+            self._peers[peer] = _Peer(part, tuple(parts), name or f"part {part}")
         return []
 
     def peer_lost(self, peer: str, reason: str, now: float) -> list[Action]:
@@ -78,7 +80,7 @@ class DecodeCore(Core[DecodeRoom]):
         if state is None or state.lost:
             return []
         state.lost = True
-        lost = Failure(PeerLost, f"part {state.part} was lost: {reason}")
+        lost = Failure(PeerLost, f"{state.name} was lost: {reason}")
         actions: list[Action] = []
         for room in sorted(state.rooms, key=lambda room: room.number):
             link = room.links[peer]
@@ -124,7 +126,7 @@ class DecodeCore(Core[DecodeRoom]):
             return self._fail(state, Failure(PeerLost, f"prefill rank {absent[0]} is not connected"), now)
         for peer in peers:
             known = self._peers[peer]
-            state.links[peer] = Link(peer, known.part, known.next_epoch(), known.part in known.parts)
+            state.links[peer] = Link(peer, known.part, known.next_epoch(), known.part in known.parts, known.name)
             known.rooms.add(state)
         state.remaining = sum(link.expected for link in state.links.values())
         self._timers.set(state, now + self._deadlines.offer_wait)
@@ -218,7 +220,7 @@ class DecodeCore(Core[DecodeRoom]):
             return self._on_done(room, link, message, now)
         if isinstance(message, AbortAck):
             return self._on_ack(room, link, message)
-        failure = Failure.named(message.error, f"part {link.part}: {message.reason}")
+        failure = Failure.named(message.error, f"{link.name}: {message.reason}")
         return self._fail(room, failure, now)
 
     def tick(self, now: float) -> list[Action]:
@@ -269,7 +271,7 @@ class DecodeCore(Core[DecodeRoom]):
         room.remaining -= 1
         room.progress = now
         if fault:
-            return self._fail(room, Failure(TransferFailed, f"part {link.part}: {fault}"), now)
+            return self._fail(room, Failure(TransferFailed, f"{link.name}: {fault}"), now)
         actions: list[Action] = [Deliver(room.number, link.part, done)]
         if room.remaining == 0:
             room.status = Status.SUCCESS
@@ -308,7 +310,7 @@ class DecodeCore(Core[DecodeRoom]):
             if not peer.lost and not peer.fencing:
                 peer.fencing = True
                 reason = (
-                    f"part {link.part} did not confirm within {self._deadlines.drain:g} s that it stopped writing "
+                    f"{link.name} did not confirm within {self._deadlines.drain:g} s that it stopped writing "
                     f"room {room.number}"
                 )
                 actions.append(FencePeer(link.peer, reason))

@@ -19,6 +19,8 @@ class Link:
     epoch: int
     expected: bool
     """Whether this part sends, and so ends with a Done."""
+    name: str
+    """What it is called in reasons."""
     done: bool = False
     drained: bool = False
     """Whether it is known to write no more although it is not done."""
@@ -54,6 +56,8 @@ class DecodeRoom:
         if not self.offered:
             reason = f"the decode engine did not offer its rows within {limits.offer_wait:g} s"
             return self.opened + limits.offer_wait, Failure(DeadlineExceeded, reason)
-        missing = sorted(link.part for link in self.links.values() if link.expected and not link.done)
-        reason = f"no progress for {limits.transfer:g} s: parts {missing} are missing"
+        waiting = [link for link in self.links.values() if link.expected and not link.done]
+        names = [link.name for link in sorted(waiting, key=lambda link: link.part)]
+        missing = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        reason = f"no progress for {limits.transfer:g} s; still missing: {missing}"
         return self.progress + limits.transfer, Failure(DeadlineExceeded, reason)

@@ -33,6 +33,11 @@ class Part(NamedTuple):
     registration: Registration
     plan: PairPlan
 
+    def name(self, index: int, parts: int) -> str:
+        """What it is called in the reasons of rooms: which of ``parts``, where it stands, and what it sends here."""
+        components = ", ".join(self.plan.components) or "nothing"
+        return f"part {index} of {parts} ({self.registration.coords}, sends {components})"
+
 
 @dataclass
 class Link:

@@ -202,7 +202,8 @@ class Sources:
         transport = self._context.transports[welcome.transport]
         transport.admit(welcome.descriptor)
         self._lost.forgive(registered.instance, self._core.may_write)
-        self._user.perform(self._core.peer_joined(link.peer, link.index, welcome.parts))
+        name = link.part.name(link.index, len(link.hello.sources))
+        self._user.perform(self._core.peer_joined(link.peer, link.index, welcome.parts, name))
         link.transport = transport
 
     # From failure or loss to the last connection's end.
