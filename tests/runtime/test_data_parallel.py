@@ -213,14 +213,15 @@ class TestEnds:
         over(decode, 10, 4, receive(decode, 10, 4), send(prefill[1], 10, 4))
         decode.check_rest()
 
-    def test_a_room_that_is_opened_anew_is_not_withdrawn(self, world):
+    @pytest.mark.parametrize("where", [{}, {"dp_rank": 2}])
+    def test_a_room_that_is_opened_anew_is_not_withdrawn(self, world, where):
         prefill = replicas(world)
         decode = decode_rank(world)
         for _ in range(3):
             receiver = receive(decode, 9, 0)
             receiver.close()
             wait_released(receiver)
-        over(decode, 9, 4, receive(decode, 9, 4), send(prefill[2], 9, 0))
+        over(decode, 9, 4, receive(decode, 9, 4, **where), send(prefill[2], 9, 0))
         decode.check_rest()
         world.assert_empty()
 

@@ -91,10 +91,15 @@ class RoomFinder:
     def find(self, number: int, registry: str, client: RegistryClient) -> None:
         """Look for a room. Its user will be told, unless it is withdrawn."""
         known = self._registries.setdefault(registry, _Registry(registry, client))
-        self._drop(known, known.sought.get(number))
         sought = Sought(number, registry, client, self._context.now())
         known.sought[number] = known.unasked[number] = sought
         self._set_timer(sought)
+
+    def forget(self, number: int, registry: str) -> None:
+        """The number is opened anew: an earlier room of it is looked for no more."""
+        known = self._registries.get(registry)
+        if known is not None:
+            self._drop(known, known.sought.get(number))
 
     def withdraw(self, number: int, registry: str, reason: str) -> None:
         """The room failed. It is looked for all the same: its replica waits for an Offer, and must be told."""
