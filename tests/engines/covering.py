@@ -10,7 +10,7 @@ from typing import Any
 Row = dict[str, Any]
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
-CANDIDATES = 40
+CANDIDATES = 20
 
 
 def pairs_of(row: Row) -> set[Pair]:
