@@ -178,7 +178,7 @@ class Pools:
                 held.join(values, target, None)
             else:
                 first, last = place.held(tokens)
-                held.join(values, target, torch.from_numpy(held.numbers(first, last) - first))
+                held.join(values, target, held.positions(held.numbers(first, last), first))
         restore(cache, tokens)
         return cache
 

@@ -22,7 +22,7 @@ class RankPools:
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        self.memory = SharedMemory(max(1, *required_bytes(shard.layout.components)))
+        self.memory = SharedMemory(max([1, *required_bytes(shard.layout.components)]))
         self.regions = [Region.of(self.memory)]
         check_layout(self.layout, [self.memory.nbytes])
         bytes_ = torch.from_numpy(self.memory.array)
@@ -51,7 +51,7 @@ class RankPools:
         numbers = held.numbers(*span)
         if numbers.size:
             index = self._index(held, numbers, allocation)
-            held.cut(_by_entry(held.place, cached), self.view(held), index, torch.from_numpy(numbers - begin))
+            held.cut(_by_entry(held.place, cached), self.view(held), index, held.positions(numbers, begin))
 
     def write_state(self, held: Held, cached: torch.Tensor, allocation: Allocation) -> None:
         """Copy this rank's part of a state, ``cached`` [1, axes...], into the request's slot."""

@@ -39,6 +39,8 @@ AUX_FIELDS = {"first_token": ("int64", 1), "prompt_tokens": ("int64", 1), "finis
 _ALIGNMENT = 64
 
 Slices = tuple[slice, ...]
+Positions = slice | torch.Tensor
+"""Places on the first axis of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,16 @@ class Held:
         numbers = np.arange(first, last, dtype=np.int64)
         return numbers if owned.modulus == 1 else numbers[numbers // owned.unit % owned.modulus == owned.remainder]
 
-    def cut(self, whole: torch.Tensor, shard: torch.Tensor, index: tuple[torch.Tensor, ...], at: torch.Tensor) -> None:
+    def positions(self, numbers: Int64s, begin: int) -> Positions:
+        """Where entries ``numbers``, neighbours among those that it holds, are in a tensor that starts with ``begin``.
+
+        A slice where the rank holds all of them: that saves a copy.
+        """
+        if self.entries.modulus == 1 and numbers.size:
+            return slice(int(numbers[0]) - begin, int(numbers[-1]) - begin + 1)
+        return torch.from_numpy(numbers - begin)
+
+    def cut(self, whole: torch.Tensor, shard: torch.Tensor, index: tuple[torch.Tensor, ...], at: Positions) -> None:
         """Copy entries ``at`` of ``whole`` [entries, axes...] to ``shard[index]`` [..., axes...]."""
         for ours, theirs in self._blocks:
             here: tuple[Any, ...] = (*index, *ours)
@@ -109,7 +120,7 @@ class Held:
         for ours, theirs in self._blocks:
             shard[ours] = whole[theirs]
 
-    def join(self, shard: torch.Tensor, whole: torch.Tensor, at: torch.Tensor | None) -> None:
+    def join(self, shard: torch.Tensor, whole: torch.Tensor, at: Positions | None) -> None:
         """Copy ``shard`` to its place in ``whole``: to the entries ``at``, or all of it where it is a state."""
         for ours, theirs in self._blocks:
             if at is None:
