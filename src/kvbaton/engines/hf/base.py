@@ -30,8 +30,8 @@ CLOSE_SECONDS = 10.0
 class Engine(ABC):
     """An engine of one role over ``pools``; ``manager`` has a manager for each of their ranks (see `open_ranks`).
 
-    All methods may be called from any thread. One thread of the engine's own runs the model. `close` closes the managers
-    and the pools too.
+    All methods may be called from any thread. One thread of the engine's own runs the model. `close` closes the
+    managers and the pools too.
     """
 
     role: Role
