@@ -37,6 +37,16 @@ def test_serve_reaches_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls[3][2]["options"] == {"manager_options": {"transports": ["tcp"]}}
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_virtual_ranks_are_options_of_the_engine(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, object]] = []
+    monkeypatch.setattr(launch, f"run_{role}", lambda *arguments, **options: calls.append(options))
+    flags = ["--tp", "2", "--cp", "4", "--cp-unit", "16", "--order", "HND", "--options", '{"tp": 8, "pp": 3}']
+    assert _run(monkeypatch, "serve", role, "--model", "m", *flags) == 0
+    given = {"tp": 2, "pp": 3, "cp": 4, "cp_unit": 16, "order": "HND"}
+    assert calls[0]["options"] == {**given, "manager_options": {"transports": ["shm", "tcp"]}}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -19,9 +19,12 @@ EXPECTED = {
     "glm_moe_dsa": {"kv": ("paged", [0, 1, 2, 3]), "index": ("paged", [0, 1, 3])},
     "deepseek_v4": {
         "window": ("window of 7 tokens", [0, 1, 2, 3]),
-        "compressed": ("paged", [1, 2, 3]),
-        "index": ("paged", [2, 3]),
-        "compressor": ("slot", [1, 2, 3]),
+        "compressed_8": ("paged, 1 entry for 8 tokens", [1]),
+        "compressed_4": ("paged, 1 entry for 4 tokens", [2, 3]),
+        "index": ("paged, 1 entry for 4 tokens", [2, 3]),
+        "tail_8": ("tail after each 8 tokens, in a ring, never reused", [1]),
+        "tail_4": ("tail after each 4 tokens, in a ring, never reused", [2, 3]),
+        "overlap": ("slot", [2, 3]),
     },
     "mamba2": {"conv": ("slot", [0, 1, 2, 3]), "recurrent": ("slot", [0, 1, 2, 3])},
     "falcon_h1": {
@@ -54,9 +57,9 @@ def test_shapes_of_grouped_attention_latents_and_entries():
     assert shapes["deepseek_v32", 0, "key"] == (("head", "dim"), (1, 32), 1)
     assert shapes["deepseek_v32", 0, "value"] == (("head", "dim"), (1, 8), 1)
     assert shapes["deepseek_v32", 0, "index_key"] == (("dim",), (16,), 1)
-    # An entry of 16 values stands for 8 tokens: 2 values in the page for each of them.
-    assert shapes["deepseek_v4", 1, "compressor"] == (("dim",), (2,), 8)
-    assert shapes["deepseek_v4", 1, "compressor_buffer"] == (("position", "dim"), (8, 16), 8)
+    # An entry of 16 values stands for 8 tokens; those for which none stands yet are kept one by one.
+    assert shapes["deepseek_v4", 1, "compressor"] == (("dim",), (16,), 8)
+    assert shapes["deepseek_v4", 1, "compressor_buffer"] == (("dim",), (16,), 8)
     assert shapes["qwen3_5", 0, "conv"] == (("channel", "kernel"), (128, 4), 1)
     assert shapes["qwen3_5", 0, "recurrent"] == (("head", "row", "column"), (4, 16, 16), 1)
 

@@ -50,7 +50,7 @@ def test_engines_and_handles_are_what_the_servers_need():
         ("prefill", {"chunk_tokens": 0}, "chunk_tokens is 0"),
         ("decode", {"max_batch": 0}, "max_batch is 0"),
         ("other", {}, "'other' is neither"),
-        ("prefill", {"page_size": 0}, "page_size >= 1"),
+        ("prefill", {"page_size": 0}, "page_size is 0"),
         ("prefill", {"registry": None}, "registry"),
     ],
 )

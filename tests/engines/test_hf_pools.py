@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-import numpy as np
+import math
+
 import pytest
 import torch
 from hf_pair import cached_model, prompt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbaton.engines.hf import ARCHITECTURES, Pools
+from kvbaton.engines.hf import ARCHITECTURES, Grid, Pools
 from kvbaton.engines.hf.forward import Runner, chunks
-from kvbaton.engines.hf.pools import Aux, FreeList
-from kvbaton.errors import ConfigurationError, RowsError
-from kvbaton.layout import PAGED
+from kvbaton.engines.hf.rows import Aux, FreeList
+from kvbaton.errors import ConfigurationError, RowsError, ShardError
 
 CANARY = 0x5A
 
@@ -20,8 +20,8 @@ CANARY = 0x5A
 def pools_of():
     made = []
 
-    def make(name: str, **options: int) -> Pools:
-        made.append(Pools(cached_model(name), **{"pool_tokens": 256, "slots": 4, **options}))
+    def make(name: str, *, pool_tokens: int = 256, slots: int = 4, ranks=None, **grid) -> Pools:
+        made.append(Pools(cached_model(name), Grid(**grid), pool_tokens=pool_tokens, slots=slots, ranks=ranks))
         return made[-1]
 
     yield make
@@ -39,14 +39,50 @@ def filled(pools: Pools, name: str, tokens: int, split: int | None = None):
     return rows, cache
 
 
+def touched(pools: Pools, rows) -> list[dict[str, set[int]]]:
+    """The rows of a request on each rank, by component."""
+    given = pools.all_rows(rows)
+    slots = [set() if slot is None else {slot} for slot in pools.aux_slots(rows)]
+    return [
+        {"aux": slot, **{name: set(each.tolist()) for name, each in rank.items()}}
+        for rank, slot in zip(given, slots, strict=True)
+    ]
+
+
+def assert_only_touched(pools: Pools, rows) -> None:
+    """Every byte is the canary, but for those in rows of the request."""
+    for rank, used in zip(pools.ranks, touched(pools, rows), strict=True):
+        changed = rank.memory.array != CANARY
+        for component in rank.layout.components:
+            for tensor in component.tensors:
+                for row in used.get(component.name, ()):
+                    at = tensor.offset + row * tensor.row_stride
+                    nbytes = tensor.itemsize * math.prod(axis.local_size for axis in tensor.axes)
+                    changed[at : at + nbytes] = False
+        assert not changed.any()
+
+
+GRIDS = {
+    "one rank": {},
+    "tp 2, HND": {"tp": 2, "order": "HND"},
+    "tp 8": {"tp": 8},
+    "pp 3": {"pp": 3},
+    "cp 4 by pages": {"cp": 4, "cp_unit": 16},
+    "cp 2 by tokens": {"cp": 2, "window_ring": True},
+    "all": {"tp": 2, "pp": 2, "cp": 2, "cp_unit": 4, "order": "HND", "window_ring": True},
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize(
     ("tokens", "page_size", "split"), [(1, 16, None), (16, 16, None), (41, 16, 10), (50, 4, 7), (33, 1, None)]
 )
-def test_a_cache_comes_back_as_it_was_and_no_other_row_changes(name, tokens, page_size, split, pools_of):
-    pools = pools_of(name, page_size=page_size)
+def test_a_cache_comes_back_as_it_was(name, tokens, page_size, split, grid, pools_of):
+    pools = pools_of(name, page_size=page_size, **GRIDS[grid])
     other = pools.allocate(21)
-    pools.memory.array[:] = CANARY
+    for rank in pools.ranks:
+        rank.memory.array[:] = CANARY
     rows, cache = filled(pools, name, tokens, split)
     copied = pools.read(rows)
     for place in pools.description.places:
@@ -56,28 +92,76 @@ def test_a_cache_comes_back_as_it_was_and_no_other_row_changes(name, tokens, pag
         else:
             assert found.is_contiguous()
             assert torch.equal(found, expected), f"layer {place.layer} {place.role}"
-            if found.numel():
-                assert found.data_ptr() != pools._view(place).data_ptr()
-    for component in pools.layout.components:
-        for tensor in component.tensors:
-            memory = pools.memory.array[tensor.offset : tensor.offset + tensor.rows * tensor.row_stride]
-            used = [rows.slot] if not component.kind.has_tokens else rows.pages[component.name]
-            untouched = np.delete(memory.reshape(tensor.rows, -1), used, axis=0) if not component.kind.aux else memory
-            assert (untouched == CANARY).all()
+    for rank in pools.ranks:
+        rank.memory.array[:] = 0
+    for place in pools.description.places:
+        expected, found = place.get(cache), place.get(copied)
+        assert expected is None or torch.equal(found, expected), "the cache shares memory with the pools"
     pools.free(other)
     pools.free(rows)
     assert all(free == total for free, total in pools.free_rows().values())
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma3", "deepseek_v4", "mamba2"])
+@pytest.mark.parametrize("tokens", [1, 8, 41])
+def test_nothing_but_the_rows_of_the_request_is_written(name, tokens, grid, pools_of):
+    pools = pools_of(name, page_size=4, **GRIDS[grid])
+    pools.allocate(21)
+    for rank in pools.ranks:
+        rank.memory.array[:] = CANARY
+    assert_only_touched(pools, filled(pools, name, tokens, 10)[0])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("tokens", [1, 8, 41])
+def test_ranks_of_several_processes_make_up_the_whole_cache(name, tokens, pools_of):
+    """What each process holds and packs, together, is the cache, and the aux data come from the one that has them."""
+    grid = {"tp": 2, "pp": 2, "cp": 2, "page_size": 4}
+    parts = [pools_of(name, ranks=ranks, **grid) for ranks in ([0, 1, 2], [3], [7, 5, 6, 4])]
+    packed, allocations = {}, []
+    for pools in parts:
+        rows, cache = filled(pools, name, tokens)
+        pools.write_aux(rows, Aux(7, tokens, 3.5))
+        packed |= pools.pack(rows)
+        allocations.append(rows)
+    for pools, rows in zip(parts, allocations, strict=True):
+        mine = {rank.shard.number for rank in pools.ranks}
+        others = {number: data for number, data in packed.items() if number not in mine}
+        copied = pools.read(rows, others)
+        for place in pools.description.places:
+            expected, found = place.get(cache), place.get(copied)
+            assert found is None if expected is None else torch.equal(found, expected)
+        assert pools.read_aux(rows, others) == Aux(7, tokens, 3.5)
+        assert not pools.complete
+    with pytest.raises(ValueError, match="bytes came of rank"):
+        parts[1].read(allocations[1], {0: packed[0][:-1]})
 
 
 def test_a_window_has_pages_by_absolute_position(pools_of):
     pools = pools_of("gemma3")
     rows = pools.allocate(100)
     # The window holds tokens 77 to 99: pages 4, 5 and 6 of the text.
-    assert len(rows.pages["window"]) == 3
-    assert rows.first["window"] == 64
-    assert len(rows.pages["kv"]) == 7
-    assert [len(pages) for pages in pools.pages_of(rows, PAGED, (16, 40)).values()] == [2]
-    assert pools.windows() == {"window": 23}
+    window = rows.pages[0]["window"]
+    assert (len(window.rows), window.start) == (3, 64)
+    assert len(rows.pages[0]["kv"].rows) == 7
+    assert [list(rank) for rank in pools.streamed_rows(rows, (16, 40))] == [["kv"]]
+    assert len(pools.streamed_rows(rows, (16, 40))[0]["kv"]) == 2
+    assert list(pools.latest_rows(rows)) == [(77, 100)]
+
+
+def test_a_window_ring_has_as_many_rows_for_every_request(pools_of):
+    pools = pools_of("gemma3", window_ring=True)
+    rows = [pools.allocate(tokens).pages[0]["window"] for tokens in (1, 100)]
+    assert [(len(each.rows), each.start) for each in rows] == [(2, 0), (2, 0)]
+
+
+def test_the_rows_of_a_cp_rank_are_those_of_its_tokens(pools_of):
+    pools = pools_of("gemma3", cp=2, cp_unit=16)
+    rows = pools.allocate(40)
+    assert [len(rows.pages[rank]["kv"].rows) for rank in (0, 1)] == [2, 1]
+    # Token 16 is the first of rank 1: rank 0 has no row of the second page of the text.
+    assert [len(rank["kv"]) for rank in pools.streamed_rows(rows, (16, 32))] == [0, 1]
 
 
 def test_entries_are_sent_in_whole_multiples(pools_of):
@@ -87,7 +171,7 @@ def test_entries_are_sent_in_whole_multiples(pools_of):
 
 
 def test_the_layout_names_what_is_there(pools_of):
-    components = {component.name: component for component in pools_of("qwen3_5").layout.components}
+    components = {component.name: component for component in pools_of("qwen3_5").ranks[0].layout.components}
     kinds = {
         name: (str(component.kind), component.page_size, len(component.tensors))
         for name, component in components.items()
@@ -95,6 +179,43 @@ def test_the_layout_names_what_is_there(pools_of):
     assert kinds == {"conv": ("slot", 1, 2), "recurrent": ("slot", 1, 2), "kv": ("paged", 16, 4), "aux": ("aux", 1, 3)}
     assert [axis.name for axis in components["kv"].tensors[0].axes] == ["token", "head", "dim"]
     assert [axis.name for axis in components["conv"].tensors[0].axes] == ["channel", "kernel"]
+
+
+def test_the_layout_of_a_rank_names_its_part(pools_of):
+    ranks = pools_of("qwen3_5", tp=4, pp=2, cp=2, page_size=8, order="HND").ranks
+    assert [str(rank.shard.coords) for rank in ranks[:5]] == [
+        "tp0/4 pp0/2 cp0/2 dp0/1", "tp1/4 pp0/2 cp0/2 dp0/1", "tp2/4 pp0/2 cp0/2 dp0/1",
+        "tp3/4 pp0/2 cp0/2 dp0/1", "tp0/4 pp0/2 cp1/2 dp0/1",
+    ]  # fmt: skip
+    assert [rank.shard.has_aux for rank in ranks] == [False] * 8 + [True] * 8
+    layout = ranks[3].layout
+    tensors = {tensor.role: tensor for component in layout.components for tensor in component.tensors}
+    assert {tensor.layer for tensor in tensors.values()} == {0, 1}
+    spans = {role: {axis.name: axis.spans for axis in tensor.axes} for role, tensor in tensors.items()}
+    # Two KV heads over four ranks; the convolution's q and k have two heads of 16 too, v has four.
+    assert spans["key"] == {"head": ((1, 1),), "token": ((0, 8),), "dim": ((0, 16),)}
+    assert [axis.name for axis in tensors["key"].axes] == ["head", "token", "dim"]
+    assert spans["conv"]["channel"] == ((16, 16), (48, 16), (112, 16))
+    assert spans["recurrent"]["head"] == ((3, 1),)
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "error", "message"),
+    [
+        ("qwen3", {"tp": 3}, ShardError, "component kv, axis head: 2 heads .* 3 ranks"),
+        ("mamba2", {"tp": 3}, ShardError, "component conv, axis channel, block x"),
+        ("qwen3", {"pp": 5}, ConfigurationError, "pp is 5, but the model has 4 layers"),
+        ("qwen3", {"cp": 0}, ConfigurationError, "cp is 0"),
+        ("qwen3", {"cp_unit": 1.5}, ConfigurationError, "cp_unit is 1.5"),
+        ("qwen3", {"order": "NDH"}, ConfigurationError, "order is 'NDH'"),
+        ("qwen3", {"tp": 2, "ranks": [0, 0]}, ConfigurationError, r"ranks is \[0, 0\]"),
+        ("qwen3", {"tp": 2, "ranks": [2]}, ConfigurationError, "from 0 to 1"),
+        ("qwen3", {"tp": 2, "ranks": []}, ConfigurationError, "at least one"),
+    ],
+)
+def test_grids_that_cannot_be_are_refused(name, grid, error, message, pools_of):
+    with pytest.raises(error, match=message):
+        pools_of(name, **grid)
 
 
 def test_full_pools_say_none_and_keep_what_they_have(pools_of):
@@ -141,7 +262,7 @@ def test_the_aux_table_keeps_its_values(pools_of):
 def test_half_precision_models_have_half_precision_pools():
     model = cached_model("qwen3", 5).to(torch.bfloat16)
     pools = Pools(model, pool_tokens=64, slots=1)
-    assert {tensor.dtype for tensor in pools.layout.component("kv").tensors} == {"bfloat16"}
+    assert {tensor.dtype for tensor in pools.ranks[0].layout.component("kv").tensors} == {"bfloat16"}
     cache, rows = pools.description.new_cache(), pools.allocate(20)
     Runner(model).extend(cache, prompt(20))
     pools.write_tokens(cache, rows, (0, 20))

@@ -19,7 +19,7 @@ COMPONENTS = {
     "gpt_oss": {"kv", "window"},
     "deepseek_v32": {"kv", "index"},
     "glm_moe_dsa": {"kv", "index"},
-    "deepseek_v4": {"window", "compressed", "index", "compressor"},
+    "deepseek_v4": {"window", "compressed_4", "compressed_8", "index", "tail_4", "tail_8", "overlap"},
     "mamba2": {"conv", "recurrent"},
     "falcon_h1": {"kv", "conv", "recurrent"},
 }

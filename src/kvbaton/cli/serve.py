@@ -18,6 +18,16 @@ Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Name = Annotated[str, typer.Option(help="Name under which the model answers; the folder's name by default.")]
 Drain = Annotated[float, typer.Option(help="Seconds that running requests have to end after SIGTERM.")]
 EngineOptions = Annotated[str, typer.Option(help="JSON object with options of the engine; see docs/serving.md.")]
+TensorParallel = Annotated[Optional[int], typer.Option("--tp", min=1, help="Virtual ranks that share heads.")]  # noqa: UP045
+PipelineParallel = Annotated[Optional[int], typer.Option("--pp", min=1, help="Virtual stages that share layers.")]  # noqa: UP045
+ContextParallel = Annotated[Optional[int], typer.Option("--cp", min=1, help="Virtual ranks that share tokens.")]  # noqa: UP045
+ContextUnit = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        "--cp-unit", min=1, help="Neighbouring tokens of one rank: by default a page at prefill, 1 at decode."
+    ),
+]
+PageOrder = Annotated[Optional[str], typer.Option("--order", help="NHD or HND: which axis of a page lies outside.")]  # noqa: UP045
 Transports = Annotated[str, typer.Option(help="Transports in order of preference, separated by commas.")]
 
 
@@ -30,6 +40,11 @@ def prefill(
     served_model_name: Name = "",
     drain_seconds: Drain = 10.0,
     transport: Transports = "shm,tcp",
+    tp: TensorParallel = None,
+    pp: PipelineParallel = None,
+    cp: ContextParallel = None,
+    cp_unit: ContextUnit = None,
+    order: PageOrder = None,
     options: EngineOptions = "{}",
 ) -> None:
     """Serve prefill, with the registry that decode servers look it up in."""
@@ -43,7 +58,7 @@ def prefill(
         bootstrap_port,
         served_model_name=served_model_name,
         drain_seconds=drain_seconds,
-        options=_engine_options(options, transport),
+        options=_engine_options(options, transport, tp=tp, pp=pp, cp=cp, cp_unit=cp_unit, order=order),
     )
 
 
@@ -55,6 +70,11 @@ def decode(
     served_model_name: Name = "",
     drain_seconds: Drain = 10.0,
     transport: Transports = "shm,tcp",
+    tp: TensorParallel = None,
+    pp: PipelineParallel = None,
+    cp: ContextParallel = None,
+    cp_unit: ContextUnit = None,
+    order: PageOrder = None,
     options: EngineOptions = "{}",
 ) -> None:
     """Serve decode; each request says where its prefill side is."""
@@ -67,7 +87,7 @@ def decode(
         port,
         served_model_name=served_model_name,
         drain_seconds=drain_seconds,
-        options=_engine_options(options, transport),
+        options=_engine_options(options, transport, tp=tp, pp=pp, cp=cp, cp_unit=cp_unit, order=order),
     )
 
 
@@ -157,8 +177,9 @@ def _json_object(flag: str, text: str) -> dict[str, Any]:
     return given
 
 
-def _engine_options(options: str, transport: str) -> dict[str, Any]:
-    given = _json_object("--options", options)
+def _engine_options(options: str, transport: str, **flags: int | str | None) -> dict[str, Any]:
+    """The options of the engine; a flag that was given counts more than the same name in ``options``."""
+    given = _json_object("--options", options) | {name: value for name, value in flags.items() if value is not None}
     names = [name.strip() for name in transport.split(",") if name.strip()]
     return {**given, "manager_options": {"transports": names, **given.get("manager_options", {})}}
 

@@ -94,9 +94,10 @@ def expected_parts(shares: Sequence[Share]) -> tuple[int, ...]:
     return tuple(index for index, share in enumerate(shares) if not share.empty) or (0,)
 
 
-def check_welcome(hello: Hello, welcome: Welcome) -> None:
+def check_welcome(hello: Hello, welcome: Welcome, parts: tuple[int, ...] | None = None) -> None:
     """Check a prefill rank's answer to ``hello``, on the decode side.
 
+    ``parts`` are the `expected_parts` of the grid, where they are known already: they are the same for all its ranks.
     Raises `SelfConnection` if we reached ourselves, and `HandshakeError` if the answer does not fit what was asked.
     """
     part = f"prefill part {hello.source_index}"
@@ -107,7 +108,8 @@ def check_welcome(hello: Hello, welcome: Welcome) -> None:
             f"{part} chose transport {welcome.transport!r}, but it was offered {_listed(hello.transports)}: "
             "run the same release of kvbaton on both sides"
         )
-    parts = expected_parts(_shares(hello))
+    if parts is None:
+        parts = expected_parts(_shares(hello))
     if welcome.parts != parts:
         raise HandshakeError(
             f"{part} says that parts {list(welcome.parts)} send, the decode rank computes {list(parts)}: "

@@ -9,6 +9,7 @@ from kvbaton.errors import KVBatonError, TransferFailed
 from kvbaton.layout import RankLayout
 from kvbaton.plan import PairPlan, assign, compile_pair
 from kvbaton.protocol import Hello
+from kvbaton.protocol.handshake import expected_parts
 from kvbaton.registry import Registration, RegistryClient
 from kvbaton.transport.base import Transport
 
@@ -32,6 +33,8 @@ class Part(NamedTuple):
 
     registration: Registration
     plan: PairPlan
+    sends: bool
+    """Whether it is one of those that end with a Done."""
 
     def name(self, index: int, parts: int) -> str:
         """What it is called in the reasons of rooms: which of ``parts``, where it stands, and what it sends here."""
@@ -85,6 +88,11 @@ class Source:
         """The prefill rank at this place of the grid."""
         return next(link.part for link in self.links.values() if link.index == index)
 
+    @property
+    def sending(self) -> tuple[int, ...]:
+        """The places in the grid of those that end with a Done."""
+        return tuple(sorted(link.index for link in self.links.values() if link.part.sends))
+
     def words(self) -> tuple[str, type[TransferFailed]]:
         """Why its rooms fail, and the class to raise for it, if it has failed."""
         kind = type(self.failure) if isinstance(self.failure, TransferFailed) else TransferFailed
@@ -102,4 +110,8 @@ def look_up(
     ranks = client.topology(deployment, dp_rank).ranks
     grid = [rank.layout for rank in ranks]
     shares = assign(grid, layout, destination_index=destination_index, striped=striped)
-    return [Part(rank, compile_pair(rank.layout, layout, share)) for rank, share in zip(ranks, shares, strict=True)]
+    sending = expected_parts(shares)
+    return [
+        Part(rank, compile_pair(rank.layout, layout, share), index in sending)
+        for index, (rank, share) in enumerate(zip(ranks, shares, strict=True))
+    ]

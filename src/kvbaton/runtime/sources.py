@@ -93,7 +93,7 @@ class Sources:
         try:
             if isinstance(message, Refused):
                 raise refusal(link.hello, message)
-            self._join(link, message)
+            self._join(link, message, source.sending)
         except KVBatonError as error:
             self._fail(source, error)
             return
@@ -191,8 +191,8 @@ class Sources:
             self._source_of_peer[peer] = source
             context.send(peer, hello)
 
-    def _join(self, link: Link, welcome: Welcome) -> None:
-        check_welcome(link.hello, welcome)
+    def _join(self, link: Link, welcome: Welcome, sending: tuple[int, ...]) -> None:
+        check_welcome(link.hello, welcome, sending)
         registered = link.part.registration
         if welcome.instance != registered.instance:
             raise PeerLost(

@@ -5,7 +5,9 @@ It is the reference in tests, the demo, and the way to try an architecture befor
 
 from kvbaton.engines.hf.base import Engine
 from kvbaton.engines.hf.decode import Corrupt, DecodeEngine
+from kvbaton.engines.hf.exchange import Exchange, StoreExchange
 from kvbaton.engines.hf.forward import Generated, generate_single
+from kvbaton.engines.hf.grid import Grid
 from kvbaton.engines.hf.loading import load_model, open_engine
 from kvbaton.engines.hf.models import ARCHITECTURES, make_model, make_tokenizer, save_model
 from kvbaton.engines.hf.pools import Pools
@@ -17,10 +19,13 @@ __all__ = [
     "Corrupt",
     "DecodeEngine",
     "Engine",
+    "Exchange",
     "Generated",
+    "Grid",
     "Pools",
     "PrefillEngine",
     "RequestHandle",
+    "StoreExchange",
     "generate_single",
     "load_model",
     "make_model",

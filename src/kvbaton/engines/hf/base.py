@@ -28,10 +28,10 @@ CLOSE_SECONDS = 10.0
 
 
 class Engine(ABC):
-    """An engine of one role over ``pools``; ``manager`` was made with their layout and regions.
+    """An engine of one role over ``pools``; ``manager`` has a manager for each of their ranks (see `open_ranks`).
 
-    All methods may be called from any thread. One thread of the engine's own runs the model. `close` closes the manager
-    and the pools too.
+    All methods may be called from any thread. One thread of the engine's own runs the model. `close` closes the
+    managers and the pools too.
     """
 
     role: Role
@@ -95,7 +95,7 @@ class Engine(ABC):
         return self._broken or ("closed" if self._closing else "")
 
     def close(self) -> None:
-        """End what runs, wait for rows in transfer (at most `CLOSE_SECONDS`), close manager and pools.."""
+        """End what runs, wait for rows in transfer (at most `CLOSE_SECONDS`), close managers and pools."""
         with self._condition:
             again = self._closing
             self._closing = True

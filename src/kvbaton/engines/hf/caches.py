@@ -15,18 +15,18 @@ from typing import Any, Literal
 import torch
 from transformers import DynamicCache
 
+from kvbaton.engines.hf.channels import Block, channel_blocks
 from kvbaton.errors import ConfigurationError
-from kvbaton.layout import PAGED, SLOT, Kind, window
+from kvbaton.layout import PAGED, SLOT, Kind, compressed, tail, window
 
 Extent = Literal["tokens", "window", "entries", "whole", "remainder", "closed"]
 """How much of the request a tensor holds after ``n`` tokens.
 
 * ``tokens``: one item for each of the n tokens.
 * ``window``: one item for each of the last min(n, window) tokens.
-* ``entries``: one item for every ``rate`` tokens (n // rate). In a page, an entry lies across the tokens that it stands
-  for, so that pages of any size divide it exactly.
+* ``entries``: one item for every ``rate`` tokens (n // rate).
 * ``whole``: a state of fixed size.
-* ``remainder``: the n % rate tokens that no entry stands for yet.
+* ``remainder``: one item for each of the n % rate tokens that no entry stands for yet.
 * ``closed``: a state of fixed size that exists from the first entry on.
 """
 
@@ -70,15 +70,15 @@ _STATE = (
 def _compressor(name: str, component: str) -> tuple[Stored, ...]:
     return (
         Stored(name, component, "entries", "compressed_kv", _VECTOR, name),
-        Stored(f"{name}_buffer", "compressor", "remainder", "buffer_kv", ("position", "dim"), name),
-        Stored(f"{name}_buffer_gate", "compressor", "remainder", "buffer_gate", ("position", "dim"), name),
+        Stored(f"{name}_buffer", "tail", "remainder", "buffer_kv", _VECTOR, name),
+        Stored(f"{name}_buffer_gate", "tail", "remainder", "buffer_gate", _VECTOR, name),
     )
 
 
 def _overlap(name: str) -> tuple[Stored, ...]:
     return (
-        Stored(f"{name}_overlap", "compressor", "closed", "overlap_kv", ("position", "dim"), name),
-        Stored(f"{name}_overlap_gate", "compressor", "closed", "overlap_gate", ("position", "dim"), name),
+        Stored(f"{name}_overlap", "overlap", "closed", "overlap_kv", ("position", "dim"), name),
+        Stored(f"{name}_overlap_gate", "overlap", "closed", "overlap_gate", ("position", "dim"), name),
     )
 
 
@@ -108,7 +108,8 @@ TABLE: dict[str, tuple[Stored, ...]] = {
 class Place:
     """A stored tensor of one layer of one model, with its sizes.
 
-    ``component`` is unique for a kind and a window. ``shape`` are the sizes of ``axes`` without the token axis.
+    ``component`` is unique for a kind. ``axes`` and ``shape`` are the names and sizes of its axes without the token
+    axis.
     ``rate`` counts the tokens of one entry (1 where there are none).
     """
 
@@ -133,7 +134,27 @@ class Place:
         """The kind of its component."""
         if self.extent == "window":
             return window(self.window)
-        return PAGED if self.extent in ("tokens", "entries") else SLOT
+        if self.extent == "entries":
+            return compressed(self.rate)
+        if self.extent == "remainder":
+            return tail(self.rate)
+        return PAGED if self.extent == "tokens" else SLOT
+
+    @property
+    def streamed(self) -> bool:
+        """Whether its entries stay as they are while the request grows, so that they can be sent as they are made."""
+        return self.extent in ("tokens", "entries")
+
+    def held(self, tokens: int) -> tuple[int, int]:
+        """Which entries ``[first, last)`` of the request a cache of ``tokens`` tokens holds (0, 0: a state).
+
+        They count tokens, but compressed entries where ``extent`` is ``entries``.
+        """
+        if self.extent == "entries":
+            return 0, tokens // self.rate
+        if self.token_axis < 0:
+            return 0, 0
+        return self.kind.needed(tokens) if tokens else (0, 0)
 
     @property
     def token_axis(self) -> int:
@@ -162,6 +183,13 @@ class CacheDescription:
     places: tuple[Place, ...]
     new_cache: Callable[[], Any]
     classes: tuple[str, ...]
+    blocks: tuple[Block, ...] = ()
+    """What the channels of its convolutions consist of; empty where that is not known."""
+
+    @property
+    def layers(self) -> int:
+        """How many layers the model has."""
+        return len(self.classes)
 
     @property
     def granularity(self) -> int:
@@ -195,7 +223,15 @@ def describe(model: Any) -> CacheDescription:
     with torch.no_grad():
         model(input_ids=ids, cache=cache, use_cache=True)
     places = [place for number in range(len(cache.layers)) for place in _places(cache, number)]
-    return CacheDescription(_apart(places), new_cache, tuple(type(layer).__name__ for layer in cache.layers))
+    channels = {
+        size for place in places for axis, size in zip(place.axes, place.shape, strict=True) if axis == "channel"
+    }
+    return CacheDescription(
+        _apart(places),
+        new_cache,
+        tuple(type(layer).__name__ for layer in cache.layers),
+        channel_blocks(model.config.get_text_config(), channels),
+    )
 
 
 def _places(cache: Any, number: int) -> Iterator[Place]:
@@ -227,21 +263,19 @@ def _place(stored: Stored, role: str, number: int, key: str | int | None, tensor
     window = int(layer.sliding_window) - 1 if stored.extent == "window" else 0
     if stored.extent in ("entries", "remainder", "closed"):
         rate = int(layer.compress_rate)
-    if stored.extent == "entries":
-        if shape[-1] % rate:
-            raise ConfigurationError(f"{where}: {shape[-1]} values of an entry do not divide over its {rate} tokens")
-        shape = (*shape[:-1], shape[-1] // rate)
-    if stored.extent == "remainder":
-        shape = (rate, *shape[1:])
     return Place(stored, role, stored.component, number, key, axes, shape, tensor.dtype, window, rate)
 
 
 def _apart(places: list[Place]) -> tuple[Place, ...]:
-    """Give each window a component of its own where a model has several."""
-    if len({place.window for place in places if place.window}) < 2:
-        return tuple(places)
+    """Give each kind a component of its own where a component would have several (windows, rates)."""
+    kinds: dict[str, set[Kind]] = {}
+    for place in places:
+        kinds.setdefault(place.component, set()).add(place.kind)
     return tuple(
-        replace(place, component=f"{place.component}_{place.window}") if place.window else place for place in places
+        replace(place, component=f"{place.component}_{place.window or place.rate}")
+        if len(kinds[place.component]) > 1
+        else place
+        for place in places
     )
 
 

@@ -10,15 +10,18 @@ from typing import Any, Literal, get_args
 from kvbaton.engines.base import GenerateRequest, Role
 from kvbaton.engines.hf.base import Engine
 from kvbaton.engines.hf.batching import stack, unstack
+from kvbaton.engines.hf.exchange import Exchange
 from kvbaton.engines.hf.pools import Pools
 from kvbaton.engines.hf.requests import Job, Manager
+from kvbaton.engines.hf.rows import Allocation
 from kvbaton.engines.hf.sampling import choose
 from kvbaton.errors import ConfigurationError, KVBatonError
-from kvbaton.layout import PAGED
 from kvbaton.protocol import Status
 
 Corrupt = Literal["none", "page", "state"]
 """What to overwrite after the transfer: nothing, one page, or the state slot; in every layer."""
+EXCHANGE_SECONDS = 30.0
+"""How long a request waits, after its own transfer, for what other processes of the engine received."""
 
 
 @dataclass(eq=False)
@@ -41,6 +44,8 @@ class DecodeEngine(Engine):
 
     ``corrupt`` deliberately overwrites page ``corrupt_page`` of each request (modulo their number: -1 is the last), or
     its state slot, with random values after the transfer: whoever compares answers must see it.
+
+    ``exchange`` is needed where other processes hold ranks of this engine: each of them gets the same requests.
     """
 
     role: Role = "decode"
@@ -54,17 +59,24 @@ class DecodeEngine(Engine):
         max_batch: int = 8,
         corrupt: Corrupt = "none",
         corrupt_page: int = 0,
+        exchange: Exchange | None = None,
         model_path: str = "",
         served_model_name: str = "",
     ) -> None:
         if max_batch < 1:
             raise ConfigurationError(f"max_batch is {max_batch}; it must be at least 1")
-        has_tokens = {place.kind.has_tokens for place in pools.description.places}
+        has_tokens = {place.kind.has_tokens and not place.kind.tail for place in pools.description.places}
         if corrupt not in get_args(Corrupt):
             raise ConfigurationError(f"corrupt is {corrupt!r}; choose one of {', '.join(get_args(Corrupt))}")
         if (corrupt == "state" and False not in has_tokens) or (corrupt == "page" and True not in has_tokens):
             what = "pages" if corrupt == "state" else "states"
             raise ConfigurationError(f"corrupt={corrupt!r}: the cache of {type(model).__name__} has {what} only")
+        if exchange is None and not pools.complete:
+            raise ConfigurationError(
+                f"this process holds {len(pools.ranks)} of {pools.grid.size} decode ranks; pass exchange=, which "
+                "brings what the others receive"
+            )
+        self.exchange = None if pools.complete else exchange
         self.max_batch = max_batch
         self.corrupt = corrupt
         self.corrupt_page = corrupt_page
@@ -94,11 +106,13 @@ class DecodeEngine(Engine):
             progress = True
             self._offer(job)
         for job in [job for job in self._receiving if job.room.poll().terminal]:
-            progress = True
             if job.room.poll() is Status.FAILED:
                 self._fail(job, job.room.reason)
-            else:
+            elif self._arrived(job):
                 self._begin(job)
+            else:
+                continue
+            progress = True
         if self._groups:
             self._regroup()
             for group in list(self._groups):
@@ -113,18 +127,32 @@ class DecodeEngine(Engine):
         assert rows is not None
         self._receiving.append(job)
         job.opened_at = time.time()
-        windows = {name: rows.pages[name] for name in self.pools.windows()}
-        paged = self.pools.pages_of(rows, PAGED, (0, rows.tokens))
         try:
-            job.room.offer({**paged, **windows, **self.pools.slots_of(rows)}, tokens=rows.tokens, aux=rows.slot)
+            job.room.offer(self.pools.all_rows(rows), rows.tokens, self.pools.aux_slots(rows))
         except KVBatonError as error:
             self._fail(job, str(error))
+
+    def _arrived(self, job: Job) -> bool:
+        """The transfer to the ranks of this process is over: whether the others' part of the cache is here too."""
+        if self.exchange is None:
+            return True
+        if not job.shared_at:
+            assert job.rows is not None
+            self._corrupt(job.rows)
+            job.shared_at = time.monotonic()
+            self.exchange.put(job.request.room, self.pools.pack(job.rows))
+        job.others = self.exchange.take(job.request.room)
+        if job.others is None and time.monotonic() - job.shared_at > EXCHANGE_SECONDS:
+            self._fail(job, f"what other processes of this engine received did not come within {EXCHANGE_SECONDS:g} s")
+        return job.others is not None
 
     def _begin(self, job: Job) -> None:
         """The transfer is over: take the first token and build the cache."""
         rows = job.rows
         assert rows is not None
-        aux = self.pools.read_aux(rows)
+        if not job.shared_at:
+            self._corrupt(rows)
+        aux = self.pools.read_aux(rows, job.others)
         job.finished_at = aux.finished_at
         job.note_transfer()
         if aux.prompt_tokens != job.prompt_tokens:
@@ -134,16 +162,19 @@ class DecodeEngine(Engine):
                 f"{job.prompt_tokens}: both sides must get the same request",
             )
             return
-        if self.corrupt == "page":
-            self.pools.scramble_page(rows, self.corrupt_page)
-        elif self.corrupt == "state":
-            self.pools.scramble_state(rows)
         if job.request.sampling.max_new_tokens < 1:
             self._end(job, "length")
         elif self._accept(job, aux.first_token):
             self._receiving.remove(job)
-            job.cache = self.pools.read(rows)
+            job.cache = self.pools.read(rows, job.others)
+            job.others = None
             self._groups.append(_Group([job], None))
+
+    def _corrupt(self, rows: Allocation) -> None:
+        if self.corrupt == "page":
+            self.pools.scramble_page(rows, self.corrupt_page)
+        elif self.corrupt == "state":
+            self.pools.scramble_state(rows)
 
     # Decoding.
 

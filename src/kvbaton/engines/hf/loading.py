@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import transformers
 from kvbaton.engines.base import Role
 from kvbaton.engines.hf.base import Engine
 from kvbaton.engines.hf.decode import DecodeEngine
+from kvbaton.engines.hf.grid import Grid, Order
 from kvbaton.engines.hf.pools import Pools
 from kvbaton.engines.hf.prefill import PrefillEngine
+from kvbaton.engines.hf.ranks import RankGroup
 from kvbaton.errors import ConfigurationError
 from kvbaton.protocol import Deadlines
 from kvbaton.registry import RegistryClient
@@ -20,13 +23,20 @@ from kvbaton.runtime import Manager, Settings
 
 OPTIONS: dict[Role, tuple[str, ...]] = {
     "prefill": ("chunk_tokens",),
-    "decode": ("max_batch", "corrupt", "corrupt_page"),
+    "decode": ("max_batch", "corrupt", "corrupt_page", "exchange"),
 }
 """What `open_engine` passes on to the engine of each role."""
 COMMON_OPTIONS = (
     "page_size",
     "pool_tokens",
     "max_running_requests",
+    "tp",
+    "pp",
+    "cp",
+    "cp_unit",
+    "order",
+    "window_ring",
+    "ranks",
     "threads",
     "offer_wait_seconds",
     "manager_options",
@@ -56,6 +66,13 @@ def open_engine(
     page_size: int = 16,
     pool_tokens: int = 8192,
     max_running_requests: int = 16,
+    tp: int = 1,
+    pp: int = 1,
+    cp: int = 1,
+    cp_unit: int | None = None,
+    order: Order = "NHD",
+    window_ring: bool = False,
+    ranks: Sequence[int] | None = None,
     threads: int | None = None,
     offer_wait_seconds: float = 60.0,
     manager_options: dict[str, Any] | None = None,
@@ -66,7 +83,12 @@ def open_engine(
     ``registry`` is as for `kvbaton.runtime.Manager`, and ``manager_options`` are passed on to it (transports, bind,
     advertise, settings, ...). ``threads`` limits torch, in the whole process. ``offer_wait_seconds`` is how long a
     request waits until the other side is ready for it. ``options`` go to `PrefillEngine` (chunk_tokens) or
-    `DecodeEngine` (max_batch, corrupt, corrupt_page). The engine owns manager and pools: `close` it.
+    `DecodeEngine` (max_batch, corrupt, corrupt_page, exchange). The engine owns managers and pools: `close` it.
+
+    ``tp``, ``pp``, ``cp``, ``order`` ("NHD" or "HND") and ``window_ring`` spread the cache over virtual ranks, as
+    `Grid` says: each has pools and a manager of its own, and the model itself runs whole. ``cp_unit`` None is a page at
+    prefill and 1 at decode. ``ranks`` are those that this process holds (all by default); processes that hold the
+    others are opened alike, and on the decode side joined by ``exchange`` (see `StoreExchange`).
 
     Raises `ConfigurationError` for a model or an option that cannot be used, and what `Manager` raises.
     """
@@ -83,16 +105,12 @@ def open_engine(
     path = str(model) if isinstance(model, (str, Path)) else ""
     loaded = load_model(path) if path else model
     name = served_model_name or path or type(loaded).__name__
-    pools = Pools(loaded, page_size=page_size, pool_tokens=pool_tokens, slots=max_running_requests)
+    unit = cp_unit if cp_unit is not None else page_size if role == "prefill" else 1
+    grid = Grid(tp, pp, cp, unit, page_size, order, window_ring)
+    pools = Pools(loaded, grid, pool_tokens=pool_tokens, slots=max_running_requests, ranks=ranks)
+    given = {"settings": Settings(deadlines=Deadlines(offer_wait=offer_wait_seconds)), **(manager_options or {})}
     try:
-        manager = Manager(
-            pools.layout,
-            pools.regions,
-            role=role,
-            registry=registry,
-            model=fingerprint(loaded),
-            **{"settings": Settings(deadlines=Deadlines(offer_wait=offer_wait_seconds)), **(manager_options or {})},
-        )
+        manager = open_ranks(pools, role=role, registry=registry, model=fingerprint(loaded), **given)
     except BaseException:
         pools.close()
         raise
@@ -102,6 +120,25 @@ def open_engine(
         manager.close()
         pools.close()
         raise
+
+
+def open_ranks(pools: Pools, *, role: Role, **options: Any) -> RankGroup:
+    """The managers of the ranks that ``pools`` hold; ``options`` are those of `Manager`, the same for each.
+
+    Raises what `Manager` raises, and `ConfigurationError` for ready transports where there are several ranks.
+    """
+    ready = [each for each in options.get("transports", ()) if not isinstance(each, str)]
+    if ready and len(pools.ranks) > 1:
+        raise ConfigurationError(
+            f"{len(pools.ranks)} ranks cannot share the {ready[0].name} transport that was given; pass names instead"
+        )
+
+    def make(index: int) -> Manager:
+        rank = pools.ranks[index]
+        side = {"destination_index": rank.shard.number, "destinations": pools.grid.size} if role == "decode" else {}
+        return Manager(rank.layout, rank.regions, role=role, **{**side, **options})
+
+    return RankGroup(make, [rank.shard.coords for rank in pools.ranks])
 
 
 def fingerprint(model: Any) -> str:

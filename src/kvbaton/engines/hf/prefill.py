@@ -7,11 +7,11 @@ from typing import Any
 
 from kvbaton.engines.base import GenerateRequest, Role
 from kvbaton.engines.hf.base import Engine
-from kvbaton.engines.hf.pools import Aux, Pools
+from kvbaton.engines.hf.pools import Pools, merged
 from kvbaton.engines.hf.requests import Job, Manager
+from kvbaton.engines.hf.rows import Aux
 from kvbaton.engines.hf.sampling import choose
 from kvbaton.errors import ConfigurationError, KVBatonError
-from kvbaton.layout import PAGED
 from kvbaton.protocol import Status
 
 
@@ -92,20 +92,19 @@ class PrefillEngine(Engine):
         job.done = last
         if last < total:
             full = last // self.pools.granularity * self.pools.granularity
-            pages = self.pools.pages_of(rows, PAGED, (job.sent, full))
-            if full > job.sent and pages:
-                job.room.send(pages, tokens=(job.sent, full))
+            if full > job.sent:
+                job.room.send(self.pools.streamed_rows(rows, (job.sent, full)), tokens=(job.sent, full))
                 job.sent = full
             return
         token = choose(logits, job.request.sampling, job.seed, 0)
         self.pools.write_state(job.cache, rows)
         job.finished_at = time.time()
         self.pools.write_aux(rows, Aux(token, total, job.finished_at))
-        for name, window in self.pools.windows().items():
-            held = (max(0, total - window), total)
-            job.room.send({name: rows.pages[name]}, tokens=held)
+        for held, latest in self.pools.latest_rows(rows).items():
+            job.room.send(latest, tokens=held)
         rest = (job.sent, total)
-        job.room.finish({**self.pools.pages_of(rows, PAGED, rest), **self.pools.slots_of(rows)}, rest, rows.slot)
+        left = merged(self.pools.streamed_rows(rows, rest), self.pools.state_rows(rows))
+        job.room.finish(left, rest, self.pools.aux_slots(rows))
         job.cache = None
         self._current = None
         self._sending.append(job)

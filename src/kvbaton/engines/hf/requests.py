@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvbaton.engines.base import EndEvent, Event, Finish, GenerateRequest, TokenEvent
-from kvbaton.engines.hf.pools import Allocation, Rows
+from kvbaton.engines.hf.pools import RankRows
+from kvbaton.engines.hf.rows import Allocation
 from kvbaton.protocol import Status
 
 
 class Room(Protocol):
-    """The part of a sender or receiver that both roles use; see `kvbaton.runtime.rooms`."""
+    """The part of a sender or receiver that both roles use; see `kvbaton.engines.hf.ranks`."""
 
-    bytes_by_component: dict[str, int]
+    @property
+    def bytes_by_component(self) -> dict[str, int]:
+        """Bytes moved so far."""
 
     def poll(self) -> Status:
         """The state of the room."""
@@ -33,7 +36,7 @@ class Room(Protocol):
     def seconds(self) -> float:
         """How long the transfer took."""
 
-    def abort(self, reason: str = ...) -> None:
+    def abort(self, reason: str) -> None:
         """Fail the room."""
 
     def close(self) -> None:
@@ -41,26 +44,24 @@ class Room(Protocol):
 
 
 class SenderRoom(Room, Protocol):
-    """The room of a prefill engine; see `kvbaton.runtime.rooms.Sender`."""
+    """The room of a prefill engine; see `kvbaton.engines.hf.ranks.GroupSender`."""
 
-    def send(self, rows: Mapping[str, Rows], tokens: tuple[int, int]) -> None:
+    def send(self, rows: RankRows, tokens: tuple[int, int]) -> None:
         """Hand over a chunk."""
 
-    def finish(
-        self, rows: Mapping[str, Rows] | None = None, tokens: tuple[int, int] | None = None, aux: int | None = None
-    ) -> None:
+    def finish(self, rows: RankRows, tokens: tuple[int, int], aux: Sequence[int | None]) -> None:
         """Hand over what is left."""
 
 
 class ReceiverRoom(Room, Protocol):
-    """The room of a decode engine; see `kvbaton.runtime.rooms.Receiver`."""
+    """The room of a decode engine; see `kvbaton.engines.hf.ranks.GroupReceiver`."""
 
-    def offer(self, rows: Mapping[str, Rows], tokens: int, prefix: int = 0, aux: int | None = None) -> None:
+    def offer(self, rows: RankRows, tokens: int, aux: Sequence[int | None]) -> None:
         """Say where the data shall go."""
 
 
 class Manager(Protocol):
-    """The part of `kvbaton.runtime.Manager` that the engines use."""
+    """What the engines need of `kvbaton.engines.hf.ranks.RankGroup`."""
 
     def sender(self, room: int) -> Any:
         """A `SenderRoom`. Raises `RoomError` if the room is in use."""
@@ -124,6 +125,10 @@ class Job:
     """When the clock of the room began (unix time)."""
     finished_at: float = 0.0
     """When the prefill engine handed over the last rows (unix time); 0 before."""
+    shared_at: float = 0.0
+    """When its cache was given to the other processes of the engine (monotonic time); 0 before (decode)."""
+    others: Mapping[int, bytes] | None = None
+    """What ranks in other processes hold of it (decode)."""
     ended: bool = False
 
     @property
