@@ -12,7 +12,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_each_file_has_its_drawing():
-    assert {path.stem for path in FOLDER.glob("*.svg")} == set(DRAWN)
+    # The pictures of `kvbaton plan` are held to the command by its own tests.
+    files = {path.stem for path in FOLDER.glob("*.svg") if not path.stem.startswith("plan-")}
+    assert files == set(DRAWN)
 
 
 @pytest.mark.parametrize("name", DRAWN)
