@@ -84,7 +84,12 @@ def _check_cast(shape: Int64s, cast: Cast) -> None:
     known &= np.isin(operation, (MOVE, CONVERT, QUANTISE, SCALE)) & (elements >= 1) & (elements < _LIMIT)
     itemsizes = np.array(CAST_ITEMSIZES, np.int64)[np.where(known, destination, 0)]
     run = np.where(operation == SCALE, SCALE_BYTES, np.where(known, elements, 0) * itemsizes)
-    sound = known & (run == shape[:, 2]) & ((operation == MOVE) == (source == 0)) & ((operation == MOVE) == (destination == 0))
+    sound = (
+        known
+        & (run == shape[:, 2])
+        & ((operation == MOVE) == (source == 0))
+        & ((operation == MOVE) == (destination == 0))
+    )
     sound &= np.isfinite(cast.factor) | (operation == MOVE)
     if not sound.all():
         box = int(np.argmin(sound))

@@ -82,7 +82,15 @@ def scatter(shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: A
 
 
 def _packed(
-    shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Bytes, begin: int, *, gathers: bool, cast: Cast | None = None
+    shape: Int64s,
+    side: Int64s,
+    units: Int64s,
+    bases: Int64s,
+    packed: Bytes,
+    begin: int,
+    *,
+    gathers: bool,
+    cast: Cast | None = None,
 ) -> None:
     warn_once("see kvbaton.copy.NATIVE")
     if gathers and not packed.flags.writeable:

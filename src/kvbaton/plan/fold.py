@@ -14,9 +14,9 @@ _KEPT = [_REGION, _ROW_STRIDE, _UNITS_PER_ROW, _UNIT_STRIDE, _STRIDE0, _STRIDE1]
 def fold(boxes: Boxes) -> Boxes:
     """Join boxes that continue each other on both sides, and runs that touch; the result moves the same bytes.
 
-    Boxes come out ordered by the source's region and offset.
+    Boxes come out ordered by the source's region and offset. They move bytes as they are.
     """
-    shape, source, destination = (table.copy() for table in boxes)
+    shape, source, destination = (table.copy() for table in boxes[:3])
     while True:
         before = len(shape)
         _flatten(shape, source, destination)

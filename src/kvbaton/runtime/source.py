@@ -92,7 +92,13 @@ class Source:
 
 
 def look_up(
-    client: RegistryClient, deployment: str, dp_rank: int, layout: RankLayout, destination_index: int, striped: bool
+    client: RegistryClient,
+    deployment: str,
+    dp_rank: int,
+    layout: RankLayout,
+    destination_index: int,
+    striped: bool,
+    cast: bool,
 ) -> list[Part]:
     """Ask the registry for the prefill ranks of one replica, and plan what each of them will send. Blocks.
 
@@ -101,5 +107,8 @@ def look_up(
     """
     ranks = client.topology(deployment, dp_rank).ranks
     grid = [rank.layout for rank in ranks]
-    shares = assign(grid, layout, destination_index=destination_index, striped=striped)
-    return [Part(rank, compile_pair(rank.layout, layout, share)) for rank, share in zip(ranks, shares, strict=True)]
+    shares = assign(grid, layout, destination_index=destination_index, striped=striped, cast=cast)
+    return [
+        Part(rank, compile_pair(rank.layout, layout, share, cast=cast))
+        for rank, share in zip(ranks, shares, strict=True)
+    ]

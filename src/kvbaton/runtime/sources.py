@@ -158,6 +158,7 @@ class Sources:
                 context.layout,
                 self._destination_index,
                 context.settings.striped,
+                context.settings.cast,
             ),
             lambda parts: self._greet(source, parts),
             lambda error: self._fail(source, error),
@@ -186,6 +187,7 @@ class Sources:
                 source_index=index,
                 transports=descriptors,
                 striped=context.settings.striped,
+                cast=context.settings.cast,
             )
             source.links[peer] = Link(peer, index, part, hello)
             self._source_of_peer[peer] = source
