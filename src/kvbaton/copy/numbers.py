@@ -94,8 +94,9 @@ def decode(dtype: int, stored: Bytes) -> Float32s:
     if dtype == BFLOAT16:
         return (stored.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     if dtype == FLOAT16:
-        return stored.view(np.float16).astype(np.float32)
-    return _FLOAT8[stored]
+        return np.asarray(stored.view(np.float16), np.float32)
+    values: Float32s = _FLOAT8[stored]
+    return values
 
 
 def encode(dtype: int, values: Float32s) -> Bytes:
@@ -149,7 +150,8 @@ _FLOAT8 = _float8_values()
 
 def _read(addresses: Int64s, nbytes: int) -> Bytes:
     memory, low = view((addresses, nbytes))
-    return memory[(addresses - low)[:, None] + np.arange(nbytes)]
+    read: Bytes = memory[(addresses - low)[:, None] + np.arange(nbytes)]
+    return read
 
 
 def _write(addresses: Int64s, made: Bytes, skip: Int64s, lengths: Int64s) -> None:

@@ -44,8 +44,8 @@ def assign(
     tokens, or layer by layer where rows hold no tokens. Both sides compute the same answer. All layouts must have
     passed `check_layout`.
 
-    With ``cast``, dtypes, factors and scales may differ. The scales that the destination has for such a tensor are in no
-    share: who sends the tensor makes them.
+    With ``cast``, dtypes, factors and scales may differ. The scales that the destination has for such a tensor are in
+    no share: who sends the tensor makes them.
 
     Raises `LayoutMismatch`, which names the component, the role, the layer, the axis and both numbers, where dtype,
     kind, window, axes or sizes differ, or where no source holds what is needed.

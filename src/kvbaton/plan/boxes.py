@@ -67,8 +67,8 @@ class Boxes(NamedTuple):
 
     ``shape`` is int64 ``[n, 3]`` with the columns of ``SHAPE_COLUMNS``; ``source`` and ``destination`` are int64
     ``[n, 7]`` with those of ``SIDE_COLUMNS``. All arrays are C-contiguous. All strides are zero or positive, all counts
-    and runs are at least 1. Strides, offsets and runs are in bytes. ``cast`` is None where every box moves bytes as they
-    are.
+    and runs are at least 1. Strides, offsets and runs are in bytes. ``cast`` is None where every box moves bytes as
+    they are.
     """
 
     shape: Int64s
@@ -86,15 +86,18 @@ class Boxes(NamedTuple):
         """``shape`` as the source sees it: ``run`` counts the bytes that are read there."""
         if self.cast is None:
             return self.shape
-        shape = self.shape.copy()
+        shape: Int64s = self.shape.copy()
         shape[:, 2] = self.cast.how[:, 3] * np.array(CAST_ITEMSIZES, np.int64)[self.cast.how[:, 1]]
         return shape
 
-    def pick(self, which: slice | Int64s = slice(None)) -> Boxes:  # noqa: B008  (a slice cannot be changed)
+    def pick(self, which: slice | Int64s = slice(None)) -> Boxes:
         """Return the boxes that ``which`` selects, as C-contiguous tables."""
         shape, source, destination = (np.ascontiguousarray(table[which]) for table in self[:3])
-        cast = self.cast and Cast(*(np.ascontiguousarray(table[which]) for table in self.cast))
-        return Boxes(shape, source, destination, cast)
+        if self.cast is None:
+            return Boxes(shape, source, destination)
+        how, factor, scale = self.cast
+        pick = np.ascontiguousarray
+        return Boxes(shape, source, destination, Cast(pick(how[which]), pick(factor[which]), pick(scale[which])))
 
 
 class Transfer(NamedTuple):

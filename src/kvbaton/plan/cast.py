@@ -25,8 +25,6 @@ from kvbaton.plan.boxes import (
 from kvbaton.plan.fit import Tensors, check_cast, format_of
 from kvbaton.plan.stretch import Track
 
-Scales = tuple["Tensor | None", "Tensor | None"]
-
 
 class Kind(NamedTuple):
     """What tensors with a template in common must have in common."""
@@ -34,13 +32,14 @@ class Kind(NamedTuple):
     dtypes: tuple[str, str]
     factor: float
     scale_axes: tuple[tuple[Axis, ...] | None, tuple[Axis, ...] | None]
+    """Of the source and of the destination; None where a side has no scales."""
 
 
 class Change(NamedTuple):
-    """How the elements of a tensor change: its kind, and the tensors that hold the scales of each side."""
+    """How the elements of a tensor change: its kind, and the tensors that hold scales, first that of the source."""
 
     kind: Kind
-    scales: Scales
+    scales: tuple[Tensor, ...]
 
 
 def change_of(
@@ -56,8 +55,9 @@ def change_of(
         return None
     check_cast(source, destination, at, to, name, cast=cast)
     scales = _scale(source, sources), _scale(destination, destinations)
-    axes = tuple(None if scale is None else scale.axes for scale in scales)
-    return Change(Kind((at.dtype, to.dtype), at.factor / to.factor, (axes[0], axes[1])), scales)
+    first, second = (None if scale is None else scale.axes for scale in scales)
+    kind = Kind((at.dtype, to.dtype), at.factor / to.factor, (first, second))
+    return Change(kind, tuple(scale for scale in scales if scale is not None))
 
 
 def _scale(tensor: Tensor, tensors: Tensors) -> Tensor | None:
@@ -72,7 +72,7 @@ def cast_boxes(shape: Int64s, sides: Sequence[Int64s], destination: Tensor, chan
     """
     read, written, *scales = sides
     count = len(shape)
-    source_scale = scales.pop(0) if change.scales[0] is not None else _no_scale(count)
+    source_scale = _no_scale(count) if change.kind.scale_axes[0] is None else scales.pop(0)
     dtypes = tuple(CAST_DTYPES.index(dtype) for dtype in change.kind.dtypes)
     how = np.empty((count, len(CAST_COLUMNS)), np.int64)
     how[:, 0] = QUANTISE if scales else CONVERT
@@ -82,7 +82,7 @@ def cast_boxes(shape: Int64s, sides: Sequence[Int64s], destination: Tensor, chan
     data = Boxes(_with_runs(shape, shape[:, 2] * CAST_ITEMSIZES[dtypes[1]]), read, written, cast)
     if not scales:
         return data
-    _check_blocks(shape[:, 2], destination, change.scales[1], name)
+    _check_blocks(shape[:, 2], destination, change.scales[-1], name)
     makes_scales = how.copy()
     makes_scales[:, 0] = SCALE
     made = Boxes(_with_runs(shape, SCALE_BYTES), read, scales[0], cast._replace(how=makes_scales))
@@ -91,17 +91,21 @@ def cast_boxes(shape: Int64s, sides: Sequence[Int64s], destination: Tensor, chan
 
 def tracks_of(source: Tensor, destination: Tensor, change: Change) -> list[Track]:
     """The tracks of the scales that there are, first that of the source."""
-    ends = enumerate(zip((source, destination), change.scales, strict=True))
-    return [Track.of_scales(side, tensor, scale) for side, (tensor, scale) in ends if scale is not None]
+    ends = zip(range(2), (source, destination), change.kind.scale_axes, strict=True)
+    scaled = [(side, tensor) for side, tensor, axes in ends if axes is not None]
+    return [Track.of_scales(side, tensor, scale) for (side, tensor), scale in zip(scaled, change.scales, strict=True)]
 
 
 def join(tables: Sequence[Boxes]) -> Boxes:
     """One table of several. Where one of them casts, the others say that they move bytes as they are."""
-    columns = [np.concatenate(column) for column in zip(*(table[:3] for table in tables), strict=True)]
+    shape, source, destination = (
+        np.concatenate(column) for column in zip(*(table[:3] for table in tables), strict=True)
+    )
     if all(table.cast is None for table in tables):
-        return Boxes(*columns)
+        return Boxes(shape, source, destination)
     casts = [table.cast or _moves(table.shape) for table in tables]
-    return Boxes(*columns, Cast(*(np.concatenate(column) for column in zip(*casts, strict=True))))
+    cast = Cast(*(np.concatenate(column) for column in zip(*casts, strict=True)))
+    return Boxes(shape, source, destination, cast)
 
 
 def _moves(shape: Int64s) -> Cast:
@@ -123,13 +127,11 @@ def _with_runs(shape: Int64s, runs: Int64s | int) -> Int64s:
 def _check_blocks(elements: Int64s, destination: Tensor, scale: Tensor, name: str) -> None:
     """Raise `LayoutMismatch` unless every run is one whole block of the destination's scales."""
     blocks = block_sizes(destination, scale)
-    block = math.prod(
-        axis.size if axis.name not in blocks else blocks[axis.name] for axis in destination.axes if axis.name != TOKEN
-    )
+    block = math.prod(blocks.get(axis.name, axis.size) for axis in destination.axes if axis.name != TOKEN)
     different = elements[elements != block]
     if len(different):
         raise LayoutMismatch(
-            f"{name}: a scale of the destination ({scale.role}) is that of {block} elements, but only {different[0]} of "
-            f"them lie next to each other in the same order on both sides, in one source rank and under one scale of "
-            f"the source; cast on the prefill side, or choose scales of smaller blocks"
+            f"{name}: a scale of the destination ({scale.role}) is that of {block} elements, but only {different[0]} "
+            f"of them lie next to each other in the same order on both sides, in one source rank and under one scale "
+            f"of the source; choose scales of smaller blocks, or keep such a block in one rank and contiguous"
         )

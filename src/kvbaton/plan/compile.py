@@ -42,8 +42,8 @@ def compile_pair(
     """Compile what ``source`` sends to ``destination``: its ``share`` of `assign`, or all that both hold if None.
 
     Both layouts must have passed `check_layout`. With ``cast``, dtypes, factors and scales may differ, as for `assign`.
-    Raises `LayoutMismatch` where the two do not fit each other, where ``share`` was not made for them, and where a scale
-    of the destination is that of elements that this source does not hold, or not next to each other.
+    Raises `LayoutMismatch` where the two do not fit each other, where ``share`` was not made for them, and where a
+    scale of the destination is that of elements that this source does not hold, or not next to each other.
     """
     if share is None:
         share = overlap(source, destination, cast=cast)
@@ -132,36 +132,31 @@ def _boxes(parts: list[Part], pairs: list[list[_Pair]], geometry: _Geometry) -> 
             kind = pair.change and pair.change.kind
             alike.setdefault((pair.source.axes, pair.destination.axes, kind), []).append(pair)
         for group in alike.values():
-            made = _place(part, group, geometry)
+            made = _place(part, group, geometry, MAX_TABLE - total)
             total += len(made.shape)
-            if total > MAX_TABLE:
-                name = where(part.component, group[0].destination)
-                raise LayoutMismatch(f"{name}: the two layouts break each row into more than {MAX_TABLE} boxes")
             (moved if made.cast is None else cast).append(made)
     return join([fold(join(moved)), *cast] if moved else cast)
 
 
-def _place(part: Part, group: list[_Pair], geometry: _Geometry) -> Boxes:
-    """The boxes of tensors that are laid out alike: one template, put at each of them."""
+def _place(part: Part, group: list[_Pair], geometry: _Geometry, most: int) -> Boxes:
+    """The boxes of tensors that are laid out alike, at most ``most``: one template, put at each of them."""
     source, destination, change = group[0]
     name = where(part.component, destination)
-    tracks = (
-        Track.of(0, source),
-        Track.of(1, destination),
-        *(tracks_of(source, destination, change) if change else ()),
-    )
+    scales = tracks_of(source, destination, change) if change is not None else []
+    tracks = (Track.of(0, source), Track.of(1, destination), *scales)
     made = template(source.axes, destination.axes, tracks, dict(part.block), geometry.entries, name)
+    if len(made.shape) * len(group) > most:
+        raise LayoutMismatch(f"{name}: the two layouts break each row into more than {MAX_TABLE} boxes")
     shape = np.tile(made.shape, (len(group), 1))
     columns = [[pair.source for pair in group], [pair.destination for pair in group]]
-    if change is not None:
-        columns += [[pair.change.scales[side] for pair in group] for side in range(2) if change.scales[side]]
+    columns += map(list, zip(*(pair.change.scales for pair in group if pair.change is not None), strict=True))
     sides = [
         _side(place, tensors, geometry.units[track.side], geometry.entries)
         for place, tensors, track in zip(made.places, columns, tracks, strict=True)
     ]
     if change is None:
         shape[:, 2] *= destination.itemsize
-        return Boxes(shape, *sides)
+        return Boxes(shape, sides[0], sides[1])
     return cast_boxes(shape, sides, destination, change, name)
 
 

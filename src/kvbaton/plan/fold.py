@@ -25,7 +25,7 @@ def fold(boxes: Boxes) -> Boxes:
             break
     _flatten(shape, source, destination)
     order = np.lexsort((source[:, _OFFSET], source[:, _REGION]))
-    return Boxes(*(np.ascontiguousarray(table[order]) for table in (shape, source, destination)))
+    return Boxes(shape, source, destination).pick(order)
 
 
 def _flatten(shape: Int64s, source: Int64s, destination: Int64s) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -50,46 +51,51 @@ class Stretch(NamedTuple):
 
 def stretches(starts: Sequence[int], count: int, steps: Sequence[Step]) -> Iterator[Stretch]:
     """Cut ``count`` neighbours, of which the first has the local index ``starts[i]`` on track ``i``."""
-    phases = {(block, start % block) for start, (block, _) in zip(starts, steps, strict=True) if block > 1}
-    if not phases:
+    grids = {_grid(start, step) for start, step in zip(starts, steps, strict=True)} - {None}
+    if not grids:
         yield Stretch(_offsets(starts, steps), (Repeat(count, _inside(steps)),))
         return
-    block, phase = max(phases)
+    grid = max(grid for grid in grids if grid is not None)
+    block, phase = grid
     head = min(-phase % block, count)
-    if len(phases) > 1:
-        # Blocks of several sizes, or begun at several places: one after the other, each with one element of that track.
-        bounds = [0, *range(head or block, count, block), count]
-    else:
+    if len(grids) == 1:
         bounds = [0, head, head + (count - head) // block * block, count]
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
-        if first == last:
-            continue
+    else:
+        bounds = [0, *range(head or block, count, block), count]
+    for first, last in itertools.pairwise(bounds):
         here = [start + first for start in starts]
-        if len(phases) > 1:
-            fixed = [
-                start % size == (phase + first) % block and size == block
-                for start, (size, _) in zip(here, steps, strict=True)
-            ]
-            inner = [(0, 0) if alone else step for alone, step in zip(fixed, steps, strict=True)]
-            base = [
-                start // size * step if alone else 0
-                for alone, start, (size, step) in zip(fixed, here, steps, strict=True)
-            ]
-            for stretch in stretches(here, last - first, inner):
-                offsets = tuple(at + more for at, more in zip(stretch.offsets, base, strict=True))
-                yield Stretch(offsets, stretch.repeats)
-        elif first == head and last - first >= block:
-            outer = tuple(step * block if size == 1 else step for size, step in steps)
-            repeats = (Repeat((last - first) // block, outer), Repeat(block, _inside(steps)))
+        if len(grids) > 1:
+            # Blocks of several sizes, or that begin at several places: those of the largest one after the other.
+            yield from _in_one_block(here, last - first, steps, (block, (phase + first) % block))
+        elif last - first >= block:
+            outer = tuple(stride * block if size == 1 else stride for size, stride in steps)
+            repeats = Repeat((last - first) // block, outer), Repeat(block, _inside(steps))
             yield Stretch(_offsets(here, steps), repeats)
-        else:
+        elif last > first:
             yield Stretch(_offsets(here, steps), (Repeat(last - first, _inside(steps)),))
 
 
+Grid = tuple[int, int]
+"""The size of a track's blocks, and the place in its block at which something begins."""
+
+
+def _grid(start: int, step: Step) -> Grid | None:
+    return (step[0], start % step[0]) if step[0] > 1 else None
+
+
+def _in_one_block(starts: Sequence[int], count: int, steps: Sequence[Step], grid: Grid) -> Iterator[Stretch]:
+    """Cut neighbours that lie in one block of the tracks whose grid is ``grid``."""
+    alone = [_grid(start, step) == grid for start, step in zip(starts, steps, strict=True)]
+    fixed = _offsets(starts, [step if one else (0, 0) for one, step in zip(alone, steps, strict=True)])
+    for stretch in stretches(starts, count, [(0, 0) if one else step for one, step in zip(alone, steps, strict=True)]):
+        offsets = tuple(at + more for at, more in zip(stretch.offsets, fixed, strict=True))
+        yield Stretch(offsets, stretch.repeats)
+
+
 def _offsets(starts: Sequence[int], steps: Sequence[Step]) -> tuple[int, ...]:
-    return tuple(start // size * step if size else 0 for start, (size, step) in zip(starts, steps, strict=True))
+    return tuple(start // size * stride if size else 0 for start, (size, stride) in zip(starts, steps, strict=True))
 
 
 def _inside(steps: Sequence[Step]) -> tuple[int, ...]:
-    """The steps between neighbours that share their blocks."""
-    return tuple(step if size == 1 else 0 for size, step in steps)
+    """The bytes between neighbours that share their blocks."""
+    return tuple(stride if size == 1 else 0 for size, stride in steps)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from kvbaton.errors import TransportError
-from kvbaton.plan.boxes import SHAPE_COLUMNS, SIDE_COLUMNS, Boxes, Int64s, Transfer
+from kvbaton.plan.boxes import SHAPE_COLUMNS, SIDE_COLUMNS, Int64s, Transfer
 
 MAGIC = b"KVBATON\n"
 FRAME = b"KVBF"
