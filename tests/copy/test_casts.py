@@ -1,4 +1,4 @@
-"""Boxes whose elements change on their way: any strides, scales, byte ranges and slabs, by both kernels, with canaries."""
+"""Boxes whose elements change on their way: any strides, scales and byte ranges, by both kernels, with canaries."""
 
 import copy_oracle as oracle
 import number_reference as reference
@@ -209,7 +209,7 @@ def test_what_is_not_finite_leaves_the_scale_alone(kernel):
     power=st.integers(-120, 0),
 )
 def test_the_bound_of_a_quantised_block_holds(kernel, values, power):
-    """As docs/layouts.md states it: 2**-4 of the value or 2**-10 of the scale, and 2**-22 of the value for the products."""
+    """As docs/layouts.md states it: 2**-4 of the value or 2**-10 of the scale, and 2**-22 of the value."""
     values = (np.array(values, np.float32) * np.float32(2.0**power)).astype(np.float32)
     scale, _, found = quantised(kernel, values)
     exact = values.astype(np.float64)

@@ -92,9 +92,11 @@ def decode(dtype: int, stored: Bytes) -> Float32s:
     if dtype == FLOAT32:
         return stored.view(np.float32)
     if dtype == BFLOAT16:
-        return (stored.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        wide: Float32s = (stored.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return wide
     if dtype == FLOAT16:
-        return np.asarray(stored.view(np.float16), np.float32)
+        exact: Float32s = stored.view(np.float16).astype(np.float32)
+        return exact
     values: Float32s = _FLOAT8[stored]
     return values
 
@@ -129,8 +131,9 @@ def encode(dtype: int, values: Float32s) -> Bytes:
 def scales_of(values: Float32s, dtype: int) -> Float32s:
     """The scale of each row of ``values``, ``[n, elements]``, for ``dtype``: float32 ``[n, 1]``."""
     most = np.where(np.isfinite(values), np.abs(values), np.float32(0)).max(axis=1, keepdims=True)
-    scales = np.maximum(most / LARGEST[dtype], SMALLEST_SCALE)
-    return np.where(most == 0, np.float32(1), scales).astype(np.float32)
+    scales: Float32s = np.maximum(most / LARGEST[dtype], SMALLEST_SCALE)
+    scales[most == 0] = 1
+    return scales
 
 
 def _rounded(bits: Int32s, places: int) -> Int32s:
