@@ -17,10 +17,8 @@ static float multiplier(const Box *box, const char *scale)
 static void read_values(const Box *box, const char *run, float times, int64_t first, int64_t count, Numbers *numbers)
 {
     decode(box->source_dtype, run + first * dtype_bytes[box->source_dtype], count, numbers);
-    if (times == 1.0f)
-        return;
-    for (int64_t i = 0; i < count; i++)
-        numbers->value[i] *= times;
+    if (times != 1.0f)
+        multiply(numbers, count, times);
 }
 
 static int64_t chunk(int64_t first, int64_t last)
@@ -52,8 +50,7 @@ static void write_elements(const Box *box, const char *run, float times, float d
         int64_t count = chunk(first, last);
         read_values(box, run, times, first, count, &numbers);
         if (divisor != 1.0f)
-            for (int64_t i = 0; i < count; i++)
-                numbers.value[i] /= divisor;
+            divide(&numbers, count, divisor);
         encode(box->destination_dtype, &numbers, count, to);
         first += count;
         to += count * dtype_bytes[box->destination_dtype];

@@ -2,6 +2,13 @@
 
 #include <string.h>
 
+/* The loops twice, for processors with and without 32-byte vectors; which one runs is decided when it is loaded. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
+#define VECTORS __attribute__((target_clones("avx2", "default")))
+#else
+#define VECTORS
+#endif
+
 #define MAGNITUDE 0x7FFFFFFF
 #define INFINITE 0x7F800000
 
@@ -24,7 +31,7 @@ static inline float value_of(int32_t bits)
 
 /* ---- to float32 ---- */
 
-static void decode_bfloat16(const char *from, int64_t count, Numbers *numbers)
+VECTORS static void decode_bfloat16(const char *from, int64_t count, Numbers *numbers)
 {
     for (int64_t i = 0; i < count; i++) {
         uint16_t half;
@@ -33,7 +40,7 @@ static void decode_bfloat16(const char *from, int64_t count, Numbers *numbers)
     }
 }
 
-static void decode_float16(const char *from, int64_t count, Numbers *numbers)
+VECTORS static void decode_float16(const char *from, int64_t count, Numbers *numbers)
 {
     for (int64_t i = 0; i < count; i++) {
         uint16_t half;
@@ -48,7 +55,7 @@ static void decode_float16(const char *from, int64_t count, Numbers *numbers)
     }
 }
 
-static void decode_float8(const char *from, int64_t count, Numbers *numbers)
+VECTORS static void decode_float8(const char *from, int64_t count, Numbers *numbers)
 {
     for (int64_t i = 0; i < count; i++) {
         uint8_t byte = (uint8_t)from[i];
@@ -92,7 +99,7 @@ static inline int32_t rounded(int32_t bits, int places)
     return (bits + (1 << (places - 1)) - 1 + ((bits >> places) & 1)) >> places;
 }
 
-static void encode_float32(const Numbers *numbers, int64_t count, char *to)
+VECTORS static void encode_float32(const Numbers *numbers, int64_t count, char *to)
 {
     for (int64_t i = 0; i < count; i++) {
         int32_t bits = numbers->bits[i];
@@ -101,7 +108,7 @@ static void encode_float32(const Numbers *numbers, int64_t count, char *to)
     }
 }
 
-static void encode_bfloat16(const Numbers *numbers, int64_t count, char *to)
+VECTORS static void encode_bfloat16(const Numbers *numbers, int64_t count, char *to)
 {
     for (int64_t i = 0; i < count; i++) {
         int32_t bits = numbers->bits[i], magnitude = bits & MAGNITUDE;
@@ -112,7 +119,7 @@ static void encode_bfloat16(const Numbers *numbers, int64_t count, char *to)
     }
 }
 
-static void encode_float16(const Numbers *numbers, int64_t count, char *to)
+VECTORS static void encode_float16(const Numbers *numbers, int64_t count, char *to)
 {
     for (int64_t i = 0; i < count; i++) {
         int32_t bits = numbers->bits[i], magnitude = bits & MAGNITUDE;
@@ -128,7 +135,7 @@ static void encode_float16(const Numbers *numbers, int64_t count, char *to)
     }
 }
 
-static void encode_float8(const Numbers *numbers, int64_t count, char *to)
+VECTORS static void encode_float8(const Numbers *numbers, int64_t count, char *to)
 {
     for (int64_t i = 0; i < count; i++) {
         int32_t bits = numbers->bits[i], magnitude = bits & MAGNITUDE;
@@ -160,7 +167,7 @@ void encode(int dtype, const Numbers *numbers, int64_t count, char *to)
     }
 }
 
-float largest_magnitude(const Numbers *numbers, int64_t count, float most)
+VECTORS float largest_magnitude(const Numbers *numbers, int64_t count, float most)
 {
     int32_t largest = bits_of(most);
     for (int64_t i = 0; i < count; i++) {
@@ -169,4 +176,16 @@ float largest_magnitude(const Numbers *numbers, int64_t count, float most)
         largest = finite > largest ? finite : largest;
     }
     return value_of(largest);
+}
+
+VECTORS void multiply(Numbers *numbers, int64_t count, float by)
+{
+    for (int64_t i = 0; i < count; i++)
+        numbers->value[i] *= by;
+}
+
+VECTORS void divide(Numbers *numbers, int64_t count, float by)
+{
+    for (int64_t i = 0; i < count; i++)
+        numbers->value[i] /= by;
 }

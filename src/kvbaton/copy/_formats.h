@@ -25,6 +25,9 @@ void decode(int dtype, const char *from, int64_t count, Numbers *numbers);
  * stay where the dtype has them and are NaN in float8_e4m3fn; every NaN becomes the positive quiet one. */
 void encode(int dtype, const Numbers *numbers, int64_t count, char *to);
 
+void multiply(Numbers *numbers, int64_t count, float by);
+void divide(Numbers *numbers, int64_t count, float by);
+
 /* The largest finite magnitude among `count` numbers and `most`. */
 float largest_magnitude(const Numbers *numbers, int64_t count, float most);
 
