@@ -82,7 +82,7 @@ NOT_SOUND = {
     ),
     "other spans": (
         build(scale=(("token", 4, None), ("head", 4, ((0, 2),)))),
-        r"axis head: its spans \(\(0, 2\),\) hold the scales of \(\(0, 4\),\) .* blocks of 2, but .* \(\(2, 2\), \(6, 2\)\)",
+        r"axis head: its spans \(\(0, 2\),\) hold the scales of \(\(0, 4\),\) .* but .* \(\(2, 2\), \(6, 2\)\)",
     ),
     "no tokens": (build(scale=(("head", 8, SPANS),)), "key_scale, layer 0: kind paged needs the axis token"),
     "factor 0": (edited("key", factor=0.0), "factor is 0.0, it must be from"),
