@@ -39,7 +39,7 @@ header=$("$python" -c 'import sysconfig, os; print(os.path.join(sysconfig.get_pa
 [ -e "$header" ] || need_debian "python$version-dev" "Python's headers, for the native copy kernel"
 
 # A virtual environment cannot be moved: the folder is part of what makes it valid.
-stamp=$({ pwd; "$python" -V; cat pyproject.toml constraints.txt setup.py src/kvbaton/copy/_kernel.c; } | sha256sum | cut -d' ' -f1)
+stamp=$({ pwd; "$python" -V; cat pyproject.toml constraints.txt setup.py src/kvbaton/copy/*.[ch]; } | sha256sum | cut -d' ' -f1)
 if [ "$(cat .venv/.stamp 2>/dev/null || true)" = "$stamp" ]; then exit 0; fi
 
 echo "setup: making .venv with Python $version (some minutes the first time)"

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 
 import copy_oracle as oracle
 import numpy as np
@@ -12,23 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbaton import copy
-from kvbaton.copy import fallback
 from kvbaton.plan.boxes import Boxes, Transfer
 
 CANARY = 0xEE
-IMPLEMENTATIONS = {"numpy": fallback}
-if copy.NATIVE:
-    from kvbaton.copy import _kernel
-
-    IMPLEMENTATIONS["native"] = _kernel
-
-
-@pytest.fixture(params=IMPLEMENTATIONS, scope="module")
-def kernel(request):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", copy.SlowCopyWarning)
-        fallback.warn_once("in tests")
-    return IMPLEMENTATIONS[request.param]
 
 
 def memory(lengths, seed=None):

@@ -18,7 +18,7 @@ def spelt_out(transfers):
     """Lengths of runs: each box's pieces in order, joined while they go on at the next byte of both sides."""
     lengths = []
     for boxes, source_units, destination_units in transfers:
-        for shape, at, to in zip(*boxes, strict=True):
+        for shape, at, to in zip(*boxes[:3], strict=True):
             single = shape[0] * shape[1] == 1
             open_run = None
             for unit, other in zip(source_units.tolist(), destination_units.tolist(), strict=True):

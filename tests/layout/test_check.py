@@ -165,6 +165,8 @@ TENSORS = st.builds(
     NUMBERS,
     st.sampled_from(("bfloat16", "uint8", "x")),
     st.lists(AXES, max_size=3).map(tuple),
+    st.sampled_from(("", "key", "scale")),
+    st.floats() | st.integers(),
 )
 FLAGS = st.one_of(st.booleans(), NUMBERS)
 KINDS = st.builds(Kind, st.sampled_from(("token", "request", "x")), NUMBERS, NUMBERS, NUMBERS, FLAGS, FLAGS, FLAGS)

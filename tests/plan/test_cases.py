@@ -15,7 +15,7 @@ def pieces(transfers):
     found = []
     for transfer in transfers:
         for unit, other in zip(transfer.source_units, transfer.destination_units, strict=True):
-            for shape, at, to in zip(*transfer.boxes, strict=True):
+            for shape, at, to in zip(*transfer.boxes[:3], strict=True):
                 begin, end = (
                     side[1] + number // side[3] * side[2] + number % side[3] * side[4]
                     for side, number in ((at, unit), (to, other))

@@ -20,7 +20,7 @@ from kvbaton.protocol.messages import PROTOCOL_VERSION
 def small_layout(rank=0, size=1, rows=4):
     heads = Axis("head", 4, 8, ((rank * 4 // size, 4 // size),))
     axes = (Axis("token", 2, 8 * heads.local_size, ((0, 2),)), heads, Axis("dim", 4, 2, ((0, 4),)))
-    tensor = Tensor("key", 0, 0, 0, rows, 16 * heads.local_size, "bfloat16", axes)
+    tensor = Tensor("key", 0, 0, 0, rows, 16 * heads.local_size, "bfloat16", axes, factor=0.5)
     state = Tensor("conv", 1, 1, 64, rows, 32, "float32", (Axis("channel", 8, 4, ((0, 2), (4, 6))),))
     return RankLayout(
         (Component("kv", PAGED, (tensor,), page_size=2), Component("gdn", SLOT, (state,))),
@@ -41,6 +41,7 @@ EXAMPLES = {
         source_index=1,
         transports={"shm": b"\x00\xff", "tcp": b"10.0.0.1:9"},
         striped=True,
+        cast=True,
     ),
     "welcome": Welcome("prefill-1", "shm", b"\x01\x02", (0, 1)),
     "refused": Refused("prefill-1", "axis head: 8 here, 4 there", "LayoutMismatch"),

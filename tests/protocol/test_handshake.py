@@ -102,6 +102,18 @@ def test_ranks_with_nothing_to_send_are_not_expected():
     assert len(senders[0]) == 2
 
 
+def test_both_sides_settle_by_the_hello_whether_dtypes_may_differ():
+    sources, own = grid(2), rank(0, 1, dtype="float16")
+    with pytest.raises(
+        LayoutMismatch, match=r"bfloat16 at the source and float16 at the destination .* Settings\(cast=True"
+    ):
+        answer(hello(sources, own), sources[0])
+    message = hello(sources, own, cast=True)
+    accepted = answer(message, sources[0])
+    assert accepted.parts == (0, 1)
+    check_welcome(message, accepted.welcome("prefill", "shm", b""))
+
+
 def test_if_nobody_has_anything_to_send_part_0_ends_the_room():
     empty = RankLayout(())
     sources = [empty, empty]

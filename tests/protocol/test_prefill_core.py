@@ -2,6 +2,7 @@ import itertools
 import re
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given
 
@@ -464,3 +465,18 @@ def test_a_closed_room_still_drains_and_its_number_is_taken_until_then():
     core.open(7, 3.0)
     core.close(7)
     assert empty_but_peers(core)
+
+
+def test_a_rank_that_did_not_join_ends_only_a_room_that_nobody_has_offered():
+    core = core_with()
+    core.open(7, 0.0)
+    core.open(8, 0.0)
+    core.handle("d0", offer(room=8), 1.0)
+    refused = Abort(7, 1, "dtype is bfloat16 here and float16 there")
+    (changed, *_) = core.withdrawn(refused)
+    assert (changed.room, changed.status) == (7, Status.FAILED)
+    assert changed.reason == f"a decode rank did not pass the handshake: {refused.reason}"
+    assert core.withdrawn(msgspec.structs.replace(refused, room=8)) == []
+    assert core.withdrawn(msgspec.structs.replace(refused, room=9)) == []
+    assert core.unexpected["Abort of a rank that did not join"] == 2
+    assert core.status(8) is Status.TRANSFERRING

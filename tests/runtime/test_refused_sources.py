@@ -29,16 +29,19 @@ REFUSALS = {
 class TestRefusals:
     @pytest.mark.parametrize("name", REFUSALS)
     def test_layouts_that_differ(self, world, name):
-        """D11: found before any byte moves; the reason names what differs and both values."""
+        """D11: found before any byte moves; both sides hear at once what differs, with both values."""
         here, there, words = REFUSALS[name]
         (source,) = world.prefill(here.layout())
         (destination,) = world.decode(there.layout())
-        receiver = destination.manager.receiver(0)
+        sender, receiver = source.manager.sender(0), destination.manager.receiver(0)
         failed(receiver, *words)
-        wait_released(receiver)
+        failed(sender, "did not pass the handshake", *words)
+        wait_released(sender, receiver)
+        sender.close()
         receiver.close()
         destination.check_rest()
         world.assert_empty()
+        world.assert_no_faults()
         assert not source.manager.side.rooms.entries()
 
     def test_models_that_differ(self, world):
@@ -52,7 +55,9 @@ class TestRefusals:
         stale = Registration(source.manager.instance, source.manager.endpoint, KV.layout(rows=12), "")
         world.registry.register(stale)
         (destination,) = world.decode(KV.layout())
+        sender = source.manager.sender(0)
         failed(destination.manager.receiver(0), "stale")
+        failed(sender, "stale")
 
     def test_one_of_two_ranks_refuses(self, world):
         """The other one's connection is closed again, and a later room finds both in order."""
@@ -61,8 +66,12 @@ class TestRefusals:
         bad = Registration(second.manager.instance, second.manager.endpoint, KV.layout(1, 2, rows=12), "")
         world.registry.register(bad)
         (destination,) = world.decode(KV.layout())
+        senders = [rank.manager.sender(0) for rank in (first, second)]
         receiver = destination.manager.receiver(0)
         failed(receiver, "stale")
+        for sender in senders:
+            failed(sender, "stale")
+            sender.close()
         receiver.close()
         for rank in (first, second, destination):
             wait(lambda rank=rank: rank.manager.side.core.table_sizes()["peers"] == 0, "peers to go")

@@ -20,6 +20,13 @@ class SwapsUnits(LoopbackTransport):
         super().write(peer, [Transfer(t.boxes, t.source_units[::-1], t.destination_units) for t in transfers], ticket)
 
 
+class ForgetsCasts(LoopbackTransport):
+    """Moves the bytes of the source as they are, as many as fit."""
+
+    def write(self, peer, transfers, ticket):
+        super().write(peer, [t._replace(boxes=t.boxes._replace(cast=None)) for t in transfers], ticket)
+
+
 class EndsTwice(LoopbackTransport):
     def poll(self):
         return [completion for completion in super().poll() for _ in range(2)]
@@ -80,6 +87,7 @@ class SwallowsRefusals(LoopbackTransport):
 BROKEN = {
     DropsTheLastUnit: {"visible_content", "strided_boxes", "many_units", "many_tickets", "concurrent_threads"},
     SwapsUnits: {"visible_content", "strided_boxes", "many_units"},
+    ForgetsCasts: {"casts", "cast_bounds"},
     EndsTwice: {"visible_content", "poll_and_waker", "many_tickets"},
     EndsBeforeItLands: {"visible_content", "large_unit"},
     NeverEnds: {"visible_content", "disconnect", "close"},

@@ -1,5 +1,6 @@
 """Copies boxes between rows, and between rows and packed buffers.
 
+It moves bytes as they are, or casts elements on their way where the boxes say so (`kvbaton.plan.boxes.Cast`).
 The native kernel releases the GIL. Where it is missing, or with ``KVBATON_COPY=numpy``, numpy copies: the same results,
 slowly, with one `SlowCopyWarning`. Nothing here checks addresses: `check_bounds` does, and must come first.
 """
@@ -10,14 +11,14 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from kvbaton.copy import fallback
-from kvbaton.copy.bounds import check_bounds
+from kvbaton.copy.bounds import check_bounds, check_source
 from kvbaton.copy.fallback import SlowCopyWarning
-from kvbaton.plan.boxes import Int64s, Transfer
+from kvbaton.plan.boxes import Cast, Int64s, Transfer
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["NATIVE", "SlowCopyWarning", "check_bounds", "copy_boxes", "gather", "scatter"]
+__all__ = ["NATIVE", "SlowCopyWarning", "check_bounds", "check_source", "copy_boxes", "gather", "scatter"]
 
 
 def _choose() -> tuple[ModuleType, bool]:
@@ -60,17 +61,26 @@ def copy_boxes(
         begin,
         transfer.nbytes if end is None else end,
         threads,
+        boxes.cast,
     )
 
 
 def gather(
-    shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, out: Any, *, begin: int = 0, threads: int = 1
+    shape: Int64s,
+    side: Int64s,
+    units: Int64s,
+    bases: Int64s,
+    out: Any,
+    *,
+    begin: int = 0,
+    threads: int = 1,
+    cast: Cast | None = None,
 ) -> None:
-    """Fill the writable buffer ``out`` with the packed stream of (shape, side, units), from its byte ``begin``.
+    """Fill the writable buffer ``out`` with the packed stream of (shape, side, units, cast), from its byte ``begin``.
 
     Raises ``ValueError`` if the stream ends before the buffer does.
     """
-    _implementation.gather(shape, side, units, bases, out, begin, threads)
+    _implementation.gather(shape, side, units, bases, out, begin, threads, cast)
 
 
 def scatter(

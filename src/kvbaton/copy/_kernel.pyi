@@ -3,6 +3,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvbaton.plan.boxes import Cast
+
 Int64s = npt.NDArray[np.int64]
 
 def copy(
@@ -16,10 +18,19 @@ def copy(
     begin: int,
     end: int,
     threads: int,
+    cast: Cast | None = None,
     /,
 ) -> None: ...
 def gather(
-    shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Any, begin: int, threads: int, /
+    shape: Int64s,
+    side: Int64s,
+    units: Int64s,
+    bases: Int64s,
+    packed: Any,
+    begin: int,
+    threads: int,
+    cast: Cast | None = None,
+    /,
 ) -> None: ...
 def scatter(
     shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Any, begin: int, threads: int, /

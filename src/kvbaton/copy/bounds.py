@@ -5,7 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from kvbaton.errors import RowsError
-from kvbaton.plan.boxes import SHAPE_COLUMNS, SIDE_COLUMNS, Int64s
+from kvbaton.plan.boxes import (
+    CAST_COLUMNS,
+    CAST_ITEMSIZES,
+    CONVERT,
+    MOVE,
+    QUANTISE,
+    SCALE,
+    SCALE_BYTES,
+    SHAPE_COLUMNS,
+    SIDE_COLUMNS,
+    Boxes,
+    Cast,
+    Int64s,
+)
 
 _LIMIT = 1 << 59
 """Products stop here. Six of them still fit an int64, and no region is as long."""
@@ -34,6 +47,56 @@ def check_bounds(side: str, shape: Int64s, table: Int64s, units: Int64s, region_
             f"which has {int(lengths[box])} bytes"
         )
     return _stream_bytes(side, shape, len(units))
+
+
+def check_source(boxes: Boxes, units: Int64s, region_bytes: Int64s) -> None:
+    """Check what ``boxes`` with ``units`` read at the source: elements in its own dtype, and their scales.
+
+    Raises `RowsError` as `check_bounds` does, and where a cast does not hold together.
+    """
+    if boxes.cast is not None:
+        _check_cast(boxes.shape, boxes.cast)
+    check_bounds("source", boxes.source_shape, boxes.source, units, region_bytes)
+    if boxes.cast is not None:
+        scaled = boxes.cast.scale[:, 0] != -1
+        shape = boxes.shape[scaled]
+        shape[:, 2] = SCALE_BYTES
+        check_bounds("scales of the source", shape, boxes.cast.scale[scaled], units, region_bytes)
+
+
+def _check_cast(shape: Int64s, cast: Cast) -> None:
+    count = len(shape)
+    forms = (
+        ("how", cast.how, np.int64, (count, len(CAST_COLUMNS))),
+        ("factor", cast.factor, np.float32, (count,)),
+        ("scale", cast.scale, np.int64, (count, len(SIDE_COLUMNS))),
+    )
+    for name, table, dtype, form in forms:
+        if table.dtype != dtype or table.shape != form:
+            raise RowsError(
+                f"cast: the {name} table must be {np.dtype(dtype)} {list(form)}, not {table.dtype} {list(table.shape)}"
+            )
+    if shape.ndim != 2 or shape.shape[1] != len(SHAPE_COLUMNS):
+        raise RowsError(f"cast: the shape table must be [n, {len(SHAPE_COLUMNS)}], not {list(shape.shape)}")
+    operation, source, destination, elements = cast.how.T
+    dtypes = len(CAST_ITEMSIZES)
+    known = (cast.how[:, 1:3] >= 0).all(axis=1) & (cast.how[:, 1:3] < dtypes).all(axis=1)
+    known &= np.isin(operation, (MOVE, CONVERT, QUANTISE, SCALE)) & (elements >= 1) & (elements < _LIMIT)
+    itemsizes = np.array(CAST_ITEMSIZES, np.int64)[np.where(known, destination, 0)]
+    run = np.where(operation == SCALE, SCALE_BYTES, np.where(known, elements, 0) * itemsizes)
+    sound = (
+        known
+        & (run == shape[:, 2])
+        & ((operation == MOVE) == (source == 0))
+        & ((operation == MOVE) == (destination == 0))
+    )
+    sound &= np.isfinite(cast.factor) | (operation == MOVE)
+    if not sound.all():
+        box = int(np.argmin(sound))
+        raise RowsError(
+            f"cast: box {box} with a run of {int(shape[box, 2])} bytes does not hold together: "
+            f"{dict(zip(CAST_COLUMNS, cast.how[box].tolist(), strict=True))}"
+        )
 
 
 def _check_form(side: str, shape: Int64s, table: Int64s, units: Int64s) -> None:

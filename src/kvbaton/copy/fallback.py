@@ -5,19 +5,14 @@ It has the same functions with the same arguments as the native kernel.
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kvbaton.plan.boxes import Int64s
-
-Bytes = npt.NDArray[np.uint8]
-
-INDEX_ELEMENTS = 1 << 20
-"""How many byte indices are made at a time: it bounds the memory of one call to some 16 MiB a side."""
+from kvbaton.copy.memory import INDEX_ELEMENTS, Bytes, view
+from kvbaton.copy.numbers import cast_pieces, check_cast
+from kvbaton.plan.boxes import MOVE, Cast, Int64s
 
 _REGION, _OFFSET, _ROW_STRIDE, _UNITS_PER_ROW, _UNIT_STRIDE, _STRIDE0, _STRIDE1 = range(7)
 
@@ -48,6 +43,7 @@ def copy(
     begin: int,
     end: int,
     threads: int,
+    cast: Cast | None = None,
 ) -> None:
     """Copy the bytes ``[begin, end)`` of a transfer's packed stream from rows to rows."""
     warn_once("see kvbaton.copy.NATIVE")
@@ -55,17 +51,29 @@ def copy(
         raise ValueError(f"{len(source_units)} source units but {len(destination_units)} destination units")
     _check(shape, begin, end, len(source_units), (source, source_units, source_bases))
     _check(shape, begin, end, len(source_units), (destination, destination_units, destination_bases))
+    check_cast(shape, cast, source_bases)
     if begin == end:
         return
     first, last = _units_of(shape, begin, end)
     froms = _addresses(shape, source, source_units[first:last], source_bases)
     tos = _addresses(shape, destination, destination_units[first:last], destination_bases)
-    _move(froms, tos, *_clip(shape, first, last, begin, end))
+    pieces = froms, tos, *_clip(shape, first, last, begin, end)
+    _execute(shape, source_units[first:last], source_bases, cast, pieces)
 
 
-def gather(shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Any, begin: int, threads: int) -> None:
+def gather(
+    shape: Int64s,
+    side: Int64s,
+    units: Int64s,
+    bases: Int64s,
+    packed: Any,
+    begin: int,
+    threads: int,
+    cast: Cast | None = None,
+) -> None:
     """Fill ``packed`` with a transfer's packed stream, from byte ``begin``."""
-    _packed(shape, side, units, bases, np.frombuffer(packed, dtype=np.uint8), begin, gathers=True)
+    check_cast(shape, cast, bases)
+    _packed(shape, side, units, bases, np.frombuffer(packed, dtype=np.uint8), begin, gathers=True, cast=cast)
 
 
 def scatter(shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Any, begin: int, threads: int) -> None:
@@ -74,7 +82,15 @@ def scatter(shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: A
 
 
 def _packed(
-    shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Bytes, begin: int, *, gathers: bool
+    shape: Int64s,
+    side: Int64s,
+    units: Int64s,
+    bases: Int64s,
+    packed: Bytes,
+    begin: int,
+    *,
+    gathers: bool,
+    cast: Cast | None = None,
 ) -> None:
     warn_once("see kvbaton.copy.NATIVE")
     if gathers and not packed.flags.writeable:
@@ -89,9 +105,31 @@ def _packed(
     # `skip` is added to both sides; in the packed buffer a clipped piece starts where the one before it ended.
     places = packed.ctypes.data + np.cumsum(lengths) - lengths - skip
     if gathers:
-        _move(rows, places, skip, lengths)
+        _execute(shape, units[first:last], bases, cast, (rows, places, skip, lengths))
     else:
         _move(places, rows, skip, lengths)
+
+
+def _execute(
+    shape: Int64s, units: Int64s, bases: Int64s, cast: Cast | None, pieces: tuple[Int64s, Int64s, Int64s, Int64s]
+) -> None:
+    """Move or cast pieces: where each is read and written, how many bytes of what it gives to skip, and to write."""
+    if cast is None:
+        _move(*pieces)
+        return
+    boxes = np.tile(np.repeat(np.arange(len(shape)), shape[:, 0] * shape[:, 1]), len(units))
+    scaled = cast.scale[:, _REGION] != -1
+    scales = _addresses(shape, np.where(scaled[:, None], cast.scale, [0, 0, 0, 1, 0, 0, 0]), units, bases)
+    kinds, kind = np.unique(np.column_stack([cast.how, scaled]), axis=0, return_inverse=True)
+    for number, how in enumerate(kinds.tolist()):
+        chosen = np.flatnonzero((kind.reshape(-1)[boxes] == number) & (pieces[3] > 0))
+        some = tuple(column[chosen] for column in pieces)
+        if not len(chosen):
+            continue
+        if how[0] == MOVE:
+            _move(*some)
+        else:
+            cast_pieces(how[:4], cast.factor[boxes[chosen]], scales[chosen] if how[4] else None, *some)
 
 
 def _check(shape: Int64s, begin: int, end: int, units: int, side: tuple[Int64s, Int64s, Int64s]) -> None:
@@ -142,11 +180,9 @@ def _clip(shape: Int64s, first: int, last: int, begin: int, end: int) -> tuple[I
 
 
 def _move(froms: Int64s, tos: Int64s, skip: Int64s, lengths: Int64s) -> None:
-    low = min(int(froms.min()), int(tos.min()))
-    high = max(int((froms + skip + lengths).max()), int((tos + skip + lengths).max()))
-    # One view over everything between the lowest and the highest address; only the bytes that are indexed are touched.
-    memory: Bytes = np.frombuffer(memoryview((ctypes.c_uint8 * (high - low)).from_address(low)), dtype=np.uint8)
-    froms, tos = froms + skip - low, tos + skip - low
+    froms, tos = froms + skip, tos + skip
+    memory, low = view((froms, lengths), (tos, lengths))
+    froms, tos = froms - low, tos - low
     for length in np.unique(lengths[lengths > 0]).tolist():
         chosen = np.flatnonzero(lengths == length)
         columns = min(length, INDEX_ELEMENTS)

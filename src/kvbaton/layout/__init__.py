@@ -19,6 +19,7 @@ from kvbaton.layout.build import (
 from kvbaton.layout.check import check_layout
 from kvbaton.layout.kinds import AUX, PAGED, SLOT, Kind, compressed, ring, tail, window
 from kvbaton.layout.nouns import DTYPE_BYTES, TOKEN, Axis, Component, Coords, Ownership, RankLayout, Span, Tensor
+from kvbaton.layout.scales import block_sizes
 
 __all__ = [
     "AUX",
@@ -36,6 +37,7 @@ __all__ = [
     "Span",
     "Tensor",
     "aux_fields",
+    "block_sizes",
     "check_layout",
     "component",
     "compressed",

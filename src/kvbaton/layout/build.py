@@ -85,11 +85,16 @@ def dense_axes(axes: Iterable[tuple[str, int, Spans | None]], dtype: str) -> tup
 
 
 class Field(NamedTuple):
-    """One tensor per layer: its role, its dtype and its axes, densely stored with the last axis innermost."""
+    """One tensor per layer: its role, its dtype and its axes, densely stored with the last axis innermost.
+
+    ``scale`` and ``factor`` are those of `Tensor`.
+    """
 
     role: str
     dtype: str
     axes: tuple[tuple[str, int, Spans | None], ...]
+    scale: str = ""
+    factor: float = 1.0
 
 
 def component(
@@ -132,7 +137,9 @@ def component(
                 raise LayoutError(
                     f"component {name}: placement {placement!r} is not one of layers_first, fused, blocks_first"
                 )
-            tensors.append(Tensor(field.role, layer, owner, start, rows, stride, field.dtype, axes))
+            tensors.append(
+                Tensor(field.role, layer, owner, start, rows, stride, field.dtype, axes, field.scale, field.factor)
+            )
             inside += size
         base += layer_bytes * rows
     return Component(name, kind, tuple(tensors), page_size)

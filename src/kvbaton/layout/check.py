@@ -14,6 +14,7 @@ from typing import NoReturn
 from kvbaton.errors import LayoutError
 from kvbaton.layout.kinds import Kind
 from kvbaton.layout.nouns import DTYPE_BYTES, TOKEN, Axis, Component, Coords, Ownership, RankLayout, Tensor
+from kvbaton.layout.scales import check_scales
 
 MAX_COMPONENTS = 256
 MAX_TENSORS = 1 << 13
@@ -121,6 +122,7 @@ def _check_component(component: Component, owned: Ownership, region_bytes: Seque
             _fail(place, "is listed twice in this component; roles must differ within a layer")
         seen.add((tensor.role, tensor.layer))
         _check_tensor(component, tensor, region_bytes, place, good)
+    check_scales(component)
 
 
 def _check_tensor(

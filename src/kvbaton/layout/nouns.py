@@ -59,6 +59,12 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     ``role`` names what it holds ("key", "value", "latent", "index_key", "conv", "recurrent", ...): with the component
     and the global ``layer`` it identifies the tensor in the whole model. ``rows`` may be 0 (an elided tensor: it keeps
     its place and moves nothing).
+
+    What the elements stand for is ``stored * factor * scale``. ``factor`` is one number for the whole tensor; ``scale``
+    is the role of the tensor, in the same component and layer, that holds a float32 for each block of elements (""
+    where there is none). Its axes are axes of this tensor: along an axis of equal size every index has its own scale,
+    along one of a smaller size as many neighbours share one as divide the sizes, and along an axis that it lacks all
+    share one.
     """
 
     role: str
@@ -69,6 +75,8 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     row_stride: int
     dtype: str
     axes: tuple[Axis, ...]
+    scale: str = ""
+    factor: float = 1.0
 
     @property
     def itemsize(self) -> int:

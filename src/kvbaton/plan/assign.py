@@ -10,7 +10,7 @@ import numpy as np
 from kvbaton.errors import LayoutMismatch
 from kvbaton.layout import Component, RankLayout, Span, Tensor
 from kvbaton.plan.cells import Block, Bools, Cell, every_cell, merge, partition
-from kvbaton.plan.fit import Held, Known, check_component, check_tensor, fail_missing, held, where
+from kvbaton.plan.fit import Held, Known, Tensors, check_component, check_tensor, fail_missing, held, tensors_of, where
 from kvbaton.plan.share import EVERY_TOKEN, Part, Share, TokenClasses
 from kvbaton.plan.tokens import choose_holders
 
@@ -24,11 +24,17 @@ class _Source(NamedTuple):
 class _Rules(NamedTuple):
     turn: int
     striped: bool
+    cast: bool
     complete: bool
 
 
 def assign(
-    sources: Sequence[RankLayout], destination: RankLayout, *, destination_index: int = 0, striped: bool = False
+    sources: Sequence[RankLayout],
+    destination: RankLayout,
+    *,
+    destination_index: int = 0,
+    striped: bool = False,
+    cast: bool = False,
 ) -> tuple[Share, ...]:
     """Cut what ``destination`` needs into one `Share` for each source, in order.
 
@@ -38,19 +44,22 @@ def assign(
     tokens, or layer by layer where rows hold no tokens. Both sides compute the same answer. All layouts must have
     passed `check_layout`.
 
+    With ``cast``, dtypes, factors and scales may differ. The scales that the destination has for such a tensor are in
+    no share: who sends the tensor makes them.
+
     Raises `LayoutMismatch`, which names the component, the role, the layer, the axis and both numbers, where dtype,
     kind, window, axes or sizes differ, or where no source holds what is needed.
     """
-    return _assign(tuple(sources), destination, _Rules(destination_index, striped, complete=True))
+    return _assign(tuple(sources), destination, _Rules(destination_index, striped, cast, complete=True))
 
 
-def overlap(source: RankLayout, destination: RankLayout) -> Share:
-    """All that both ranks hold, whether or not it is all that the destination needs.
+def overlap(source: RankLayout, destination: RankLayout, *, cast: bool = False) -> Share:
+    """All that both ranks hold, whether or not it is all that the destination needs; ``cast`` as for `assign`.
 
     Raises `LayoutMismatch` as `assign` does, also for a tensor that has no rows at the source and some at the
     destination, but not for what the source lacks.
     """
-    return _assign((source,), destination, _Rules(0, striped=False, complete=False))[0]
+    return _assign((source,), destination, _Rules(0, striped=False, cast=cast, complete=False))[0]
 
 
 def _assign(sources: tuple[RankLayout, ...], destination: RankLayout, rules: _Rules) -> tuple[Share, ...]:
@@ -77,7 +86,8 @@ def _sources_of(component: Component, sources: tuple[RankLayout, ...], known: Kn
         for other in layout.components:
             if other.name == component.name:
                 check_component(other, component, layout.coords)
-                tensors = {(tensor.role, tensor.layer): (tensor, held(tensor, known)) for tensor in other.tensors}
+                own = tensors_of(other)
+                tensors = {key: (tensor, held(tensor, own, known)) for key, tensor in own.items()}
                 found.append(_Source(number, other, tensors))
     return found
 
@@ -96,14 +106,16 @@ def _groups(
 
     The last item of a key is the stripe: rows without tokens cannot be striped by tokens, so layers take turns.
     """
+    own = tensors_of(component)
+    made = _made_scales(component, own, named, known)
     layers = sorted({tensor.layer for tensor in component.tensors if tensor.rows})
     turns = {layer: place for place, layer in enumerate(layers)} if rules.striped else {}
     groups: dict[_GroupKey, list[Tensor]] = {}
     fits: set[tuple[Held, Held]] = set()
     for tensor in component.tensors:
-        if not tensor.rows:
+        if not tensor.rows or (tensor.role, tensor.layer) in made:
             continue
-        needed = held(tensor, known)
+        needed = held(tensor, own, known)
         holders: list[tuple[int, Held]] = []
         elided = False
         for position, source in enumerate(named):
@@ -115,7 +127,7 @@ def _groups(
                 elided = True
                 continue
             if (other_held, needed) not in fits:
-                check_tensor(other, tensor, other_held, needed, component.name)
+                check_tensor(other, tensor, other_held, needed, component.name, cast=rules.cast)
                 fits.add((other_held, needed))
             holders.append((position, other_held))
         if not holders:
@@ -125,6 +137,31 @@ def _groups(
         stripe = 0 if component.kind.has_tokens else turns.get(tensor.layer, 0) % len(holders)
         groups.setdefault((tensor.role, needed, tuple(holders), stripe), []).append(tensor)
     return groups
+
+
+def _made_scales(
+    component: Component,
+    own: Tensors,
+    named: list[_Source],
+    known: Known,
+) -> set[tuple[str, int]]:
+    """Role and layer of the scales that are made of values on their way, since no source has the tensor as it is."""
+    made: set[tuple[str, int]] = set()
+    for tensor in component.tensors:
+        if not tensor.scale or not tensor.rows:
+            continue
+        needed = held(tensor, own, known).format
+        entries = [source.tensors.get((tensor.role, tensor.layer)) for source in named]
+        formats = {entry[1].format for entry in entries if entry is not None and entry[0].rows}
+        if formats - {needed}:
+            if len(formats) > 1:
+                several = " on some source ranks and ".join(sorted(map(str, formats)))
+                raise LayoutMismatch(
+                    f"{where(component.name, tensor)}: dtype is {several} on others, and {needed} at the destination; "
+                    f"give all source ranks the same KV cache dtype"
+                )
+            made.add((tensor.scale, tensor.layer))
+    return made
 
 
 def _blocks(

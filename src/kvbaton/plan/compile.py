@@ -11,11 +11,13 @@ from kvbaton.errors import LayoutMismatch
 from kvbaton.layout import TOKEN, Axis, Component, RankLayout, Tensor
 from kvbaton.plan.assign import overlap
 from kvbaton.plan.boxes import Boxes, Int64s
-from kvbaton.plan.fit import where
+from kvbaton.plan.cast import Change, Kind, cast_boxes, change_of, join, tracks_of
+from kvbaton.plan.fit import Tensors, tensors_of, where
 from kvbaton.plan.fold import fold
 from kvbaton.plan.pair import End, PairPlan, Stream
 from kvbaton.plan.share import EVERY_TOKEN, Part, Share, TokenClasses
-from kvbaton.plan.template import Template, template
+from kvbaton.plan.stretch import Track
+from kvbaton.plan.template import template
 
 MAX_TABLE = 1 << 18
 """Bound of the boxes of one component."""
@@ -24,24 +26,27 @@ MAX_TABLE = 1 << 18
 class _Pair(NamedTuple):
     source: Tensor
     destination: Tensor
+    change: Change | None
 
 
 class _Geometry(NamedTuple):
     """The units of one stream: entries in a unit (0: rows without tokens), and units in a row of each side."""
 
     entries: int
-    source_units: int
-    destination_units: int
+    units: tuple[int, int]
 
 
-def compile_pair(source: RankLayout, destination: RankLayout, share: Share | None = None) -> PairPlan:
+def compile_pair(
+    source: RankLayout, destination: RankLayout, share: Share | None = None, *, cast: bool = False
+) -> PairPlan:
     """Compile what ``source`` sends to ``destination``: its ``share`` of `assign`, or all that both hold if None.
 
-    Both layouts must have passed `check_layout`. Raises `LayoutMismatch` where the two do not fit each other, or where
-    ``share`` was not made for them.
+    Both layouts must have passed `check_layout`. With ``cast``, dtypes, factors and scales may differ, as for `assign`.
+    Raises `LayoutMismatch` where the two do not fit each other, where ``share`` was not made for them, and where a
+    scale of the destination is that of elements that this source does not hold, or not next to each other.
     """
     if share is None:
-        share = overlap(source, destination)
+        share = overlap(source, destination, cast=cast)
     kinds = {component.name: component.kind for layout in (source, destination) for component in layout.components}
     streams: dict[str, tuple[Stream, ...]] = {}
     for component in destination.components:
@@ -51,7 +56,7 @@ def compile_pair(source: RankLayout, destination: RankLayout, share: Share | Non
                 by_tokens.setdefault(part.tokens, []).append(part)
         if by_tokens:
             ends = _component(source, component.name, "source"), component
-            made = (_stream(source, destination, *ends, parts, tokens) for tokens, parts in by_tokens.items())
+            made = (_stream(source, destination, *ends, parts, tokens, cast) for tokens, parts in by_tokens.items())
             streams[component.name] = tuple(made)
     return PairPlan(streams, kinds)
 
@@ -70,6 +75,7 @@ def _stream(
     destination: Component,
     parts: list[Part],
     tokens: TokenClasses,
+    cast: bool,
 ) -> Stream:
     ratio = destination.kind.ratio
     owned = (
@@ -82,15 +88,14 @@ def _stream(
     unit = math.gcd(*pages)
     if not aligned:
         unit = math.gcd(unit, *(entry.unit for entry in (*owned, tokens) if entry.modulus > 1))
-    sources = {(tensor.role, tensor.layer): tensor for tensor in source.tensors}
-    destinations = {(tensor.role, tensor.layer): tensor for tensor in destination.tensors}
-    pairs = [[_pair(part, layer, sources, destinations) for layer in part.layers] for part in parts]
+    sources, destinations = tensors_of(source), tensors_of(destination)
+    pairs = [[_pair(part, layer, sources, destinations, cast) for layer in part.layers] for part in parts]
     if not destination.kind.has_tokens:
-        whole = single = _boxes(parts, pairs, _Geometry(0, 1, 1))
+        whole = single = _boxes(parts, pairs, _Geometry(0, (1, 1)))
     else:
-        whole = single = _boxes(parts, pairs, _Geometry(unit, pages[0] // unit, pages[1] // unit))
+        whole = single = _boxes(parts, pairs, _Geometry(unit, (pages[0] // unit, pages[1] // unit)))
         if unit > 1:
-            single = _boxes(parts, pairs, _Geometry(1, *pages))
+            single = _boxes(parts, pairs, _Geometry(1, pages))
     rows = [min(getattr(pair, side).rows for listed in pairs for pair in listed) for side in ("source", "destination")]
     return Stream(
         End("source", source.name, pages[0], rows[0], owned[0], rings[0]),
@@ -104,55 +109,63 @@ def _stream(
     )
 
 
-def _pair(
-    part: Part, layer: int, sources: dict[tuple[str, int], Tensor], destinations: dict[tuple[str, int], Tensor]
-) -> _Pair:
+def _pair(part: Part, layer: int, sources: Tensors, destinations: Tensors, cast: bool) -> _Pair:
     key = (part.role, layer)
+    name = f"component {part.component}, role {part.role}, layer {layer}"
     if key not in sources or key not in destinations:
         side = "destination" if key in sources else "source"
-        raise LayoutMismatch(
-            f"component {part.component}, role {part.role}, layer {layer}: the share names it, but the {side} has "
-            f"no such tensor"
-        )
-    return _Pair(sources[key], destinations[key])
+        raise LayoutMismatch(f"{name}: the share names it, but the {side} has no such tensor")
+    source, destination = sources[key], destinations[key]
+    return _Pair(source, destination, change_of(source, destination, sources, destinations, name, cast=cast))
+
+
+_Alike = tuple[tuple[Axis, ...], tuple[Axis, ...], "Kind | None"]
 
 
 def _boxes(parts: list[Part], pairs: list[list[_Pair]], geometry: _Geometry) -> Boxes:
-    tables: list[Boxes] = []
+    moved: list[Boxes] = []
+    cast: list[Boxes] = []
     total = 0
     for part, listed in zip(parts, pairs, strict=True):
-        alike: dict[tuple[tuple[Axis, ...], tuple[Axis, ...]], list[_Pair]] = {}
+        alike: dict[_Alike, list[_Pair]] = {}
         for pair in listed:
-            alike.setdefault((pair.source.axes, pair.destination.axes), []).append(pair)
-        for (source_axes, destination_axes), group in alike.items():
-            first = group[0].destination
-            name = where(part.component, first)
-            made = template(source_axes, destination_axes, first.itemsize, dict(part.block), geometry.entries, name)
-            total += len(made.shape) * len(group)
-            if total > MAX_TABLE:
-                raise LayoutMismatch(f"{name}: the two layouts break each row into more than {MAX_TABLE} boxes")
-            tables.append(_place(made, group, geometry))
-    return fold(Boxes(*(np.concatenate(columns) for columns in zip(*tables, strict=True))))
+            kind = pair.change and pair.change.kind
+            alike.setdefault((pair.source.axes, pair.destination.axes, kind), []).append(pair)
+        for group in alike.values():
+            made = _place(part, group, geometry, MAX_TABLE - total)
+            total += len(made.shape)
+            (moved if made.cast is None else cast).append(made)
+    return join([fold(join(moved)), *cast] if moved else cast)
 
 
-def _place(made: Template, group: list[_Pair], geometry: _Geometry) -> Boxes:
-    """Put the boxes of one template at each of the tensors in ``group``."""
-    count = len(made.shape)
-    return Boxes(
-        np.tile(made.shape, (len(group), 1)),
-        _side(made.source, [pair.source for pair in group], geometry.source_units, geometry.entries, count),
-        _side(
-            made.destination, [pair.destination for pair in group], geometry.destination_units, geometry.entries, count
-        ),
-    )
+def _place(part: Part, group: list[_Pair], geometry: _Geometry, most: int) -> Boxes:
+    """The boxes of tensors that are laid out alike, at most ``most``: one template, put at each of them."""
+    source, destination, change = group[0]
+    name = where(part.component, destination)
+    scales = tracks_of(source, destination, change) if change is not None else []
+    tracks = (Track.of(0, source), Track.of(1, destination), *scales)
+    made = template(source.axes, destination.axes, tracks, dict(part.block), geometry.entries, name)
+    if len(made.shape) * len(group) > most:
+        raise LayoutMismatch(f"{name}: the two layouts break each row into more than {MAX_TABLE} boxes")
+    shape = np.tile(made.shape, (len(group), 1))
+    columns = [[pair.source for pair in group], [pair.destination for pair in group]]
+    columns += map(list, zip(*(pair.change.scales for pair in group if pair.change is not None), strict=True))
+    sides = [
+        _side(place, tensors, geometry.units[track.side], geometry.entries)
+        for place, tensors, track in zip(made.places, columns, tracks, strict=True)
+    ]
+    if change is None:
+        shape[:, 2] *= destination.itemsize
+        return Boxes(shape, sides[0], sides[1])
+    return cast_boxes(shape, sides, destination, change, name)
 
 
-def _side(relative: Int64s, tensors: list[Tensor], units: int, tokens: int, count: int) -> Int64s:
+def _side(relative: Int64s, tensors: list[Tensor], units: int, tokens: int) -> Int64s:
     step = 0
     if units > 1:
         step = tokens * next(axis.stride for axis in tensors[0].axes if axis.name == TOKEN)
     fixed = [(tensor.region, tensor.offset, tensor.row_stride, units, step, 0, 0) for tensor in tensors]
-    table = np.repeat(np.array(fixed, np.int64), count, axis=0)
+    table = np.repeat(np.array(fixed, np.int64), len(relative), axis=0)
     table[:, 1] += np.tile(relative[:, 0], len(tensors))
     table[:, 5:] = np.tile(relative[:, 1:], (len(tensors), 1))
     return table

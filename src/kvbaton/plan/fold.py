@@ -14,9 +14,9 @@ _KEPT = [_REGION, _ROW_STRIDE, _UNITS_PER_ROW, _UNIT_STRIDE, _STRIDE0, _STRIDE1]
 def fold(boxes: Boxes) -> Boxes:
     """Join boxes that continue each other on both sides, and runs that touch; the result moves the same bytes.
 
-    Boxes come out ordered by the source's region and offset.
+    Boxes come out ordered by the source's region and offset. They move bytes as they are.
     """
-    shape, source, destination = (table.copy() for table in boxes)
+    shape, source, destination = (table.copy() for table in boxes[:3])
     while True:
         before = len(shape)
         _flatten(shape, source, destination)
@@ -25,7 +25,7 @@ def fold(boxes: Boxes) -> Boxes:
             break
     _flatten(shape, source, destination)
     order = np.lexsort((source[:, _OFFSET], source[:, _REGION]))
-    return Boxes(*(np.ascontiguousarray(table[order]) for table in (shape, source, destination)))
+    return Boxes(shape, source, destination).pick(order)
 
 
 def _flatten(shape: Int64s, source: Int64s, destination: Int64s) -> None:

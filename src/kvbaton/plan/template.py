@@ -11,66 +11,62 @@ import numpy as np
 from kvbaton.errors import LayoutMismatch
 from kvbaton.layout import TOKEN, Axis, Span
 from kvbaton.plan.boxes import Int64s
+from kvbaton.plan.stretch import Repeat, Stretch, Track, stretches
 
 MAX_BOXES = 1 << 16
 """Bound of the boxes that one tensor of one pair of ranks may need."""
 
 
-class Repeat(NamedTuple):
-    """``times`` equal blocks, so many bytes apart on each side."""
-
-    times: int
-    source: int
-    destination: int
-
-
 class Template(NamedTuple):
-    """Boxes without a place: columns count0, count1, run; then offset, stride0, stride1 of each side."""
+    """Boxes without a place: count0, count1 and elements of a run; then offset, stride0, stride1 on each track."""
 
     shape: Int64s
-    source: Int64s
-    destination: Int64s
+    places: tuple[Int64s, ...]
 
 
 def template(
     source: tuple[Axis, ...],
     destination: tuple[Axis, ...],
-    itemsize: int,
+    tracks: tuple[Track, ...],
     block: dict[str, tuple[Span, ...]],
     tokens: int,
     name: str,
 ) -> Template:
     """Return the boxes that copy ``block`` for ``tokens`` neighbouring tokens (0: rows without tokens).
 
-    Raises `LayoutMismatch`, naming ``name``, where the two layouts break the rows into too many boxes.
+    The first two of ``tracks`` are those of the source and the destination; the others are of scales: all elements of a
+    run have the same one there. Raises `LayoutMismatch`, naming ``name``, where the two layouts break the rows into too
+    many boxes.
     """
     others = {axis.name: axis for axis in source}
     fixed: list[Repeat] = []
-    pieces: list[list[tuple[int, int, Repeat]]] = []
+    pieces: list[list[Stretch]] = []
     for axis in destination:
-        other = others[axis.name]
+        steps = [track.steps.get(axis.name, (0, 0)) for track in tracks]
         if axis.name == TOKEN and tokens:
-            fixed.append(Repeat(tokens, other.stride, axis.stride))
+            fixed.append(Repeat(tokens, tuple(stride for _, stride in steps)))
         else:
             pieces.append(
                 [
-                    (at * other.stride, to * axis.stride, Repeat(count, other.stride, axis.stride))
-                    for at, to, count in common_pieces(other.spans, axis.spans, block[axis.name])
+                    stretch
+                    for at, to, count in common_pieces(others[axis.name].spans, axis.spans, block[axis.name])
+                    for stretch in stretches([(at, to)[track.side] for track in tracks], count, steps)
                 ]
             )
     total = math.prod(len(listed) for listed in pieces)
     rows: list[tuple[int, ...]] = []
     for combination in itertools.product(*pieces) if total <= MAX_BOXES else ():
-        run, repeats = collapse([*fixed, *(repeat for _, _, repeat in combination)], itemsize)
-        start = (sum(at for at, _, _ in combination), sum(to for _, to, _ in combination))
+        repeats = [*fixed, *(repeat for stretch in combination for repeat in stretch.repeats)]
+        elements, repeats = collapse(repeats, tuple(track.itemsize for track in tracks))
+        starts = tuple(map(sum, zip(*(stretch.offsets for stretch in combination), strict=True)))
         total += math.prod(repeat.times for repeat in repeats[:-2]) - 1
         if total > MAX_BOXES:
             break
-        rows.extend(_expand(run, repeats, start))
+        rows.extend(_expand(elements, repeats, starts or (0,) * len(tracks)))
     if total > MAX_BOXES:
         raise LayoutMismatch(f"{name}: the two layouts break each row into more than {MAX_BOXES} boxes")
-    table = np.array(rows, np.int64).reshape(-1, 9)
-    return Template(table[:, :3], table[:, 3:6], table[:, 6:])
+    table = np.array(rows, np.int64).reshape(-1, 3 + 3 * len(tracks))
+    return Template(table[:, :3], tuple(table[:, 3 * place : 3 * place + 3] for place in range(1, len(tracks) + 1)))
 
 
 def common_pieces(
@@ -91,51 +87,44 @@ def common_pieces(
     return found
 
 
-def collapse(repeats: list[Repeat], run: int) -> tuple[int, list[Repeat]]:
-    """Return the longest run of bytes and the repeats that are left, those with the two largest counts last."""
+def collapse(repeats: list[Repeat], itemsizes: tuple[int, ...]) -> tuple[int, list[Repeat]]:
+    """Return the elements of the longest run and the repeats that are left, those with the two largest counts last."""
     left = [repeat for repeat in repeats if repeat.times > 1]
-    inner = next((repeat for repeat in left if repeat.source == repeat.destination == run), None)
+    elements, run = 1, itemsizes
+    inner = next((repeat for repeat in left if repeat.steps == run), None)
     while inner is not None:
-        run *= inner.times
+        elements *= inner.times
+        run = tuple(size * elements for size in itemsizes)
         left.remove(inner)
-        inner = next((repeat for repeat in left if repeat.source == repeat.destination == run), None)
+        inner = next((repeat for repeat in left if repeat.steps == run), None)
     pair = _regular_pair(left)
     while pair is not None:
         outer, inside = pair
         left = [repeat for repeat in left if repeat not in pair]
-        left.append(Repeat(outer.times * inside.times, inside.source, inside.destination))
+        left.append(Repeat(outer.times * inside.times, inside.steps))
         pair = _regular_pair(left)
     left.sort(key=lambda repeat: repeat.times)
     # The two that stay repeats step from large to small; the others become boxes.
-    return run, left[:-2] + sorted(left[-2:], key=lambda repeat: -repeat.source)
+    return elements, left[:-2] + sorted(left[-2:], key=lambda repeat: -repeat.steps[0])
 
 
 def _regular_pair(repeats: list[Repeat]) -> tuple[Repeat, Repeat] | None:
     for outer, inside in itertools.permutations(repeats, 2):
-        if outer.source == inside.source * inside.times and outer.destination == inside.destination * inside.times:
+        if outer.steps == tuple(step * inside.times for step in inside.steps):
             return outer, inside
     return None
 
 
-def _expand(run: int, repeats: list[Repeat], start: tuple[int, int]) -> list[tuple[int, ...]]:
-    kept = [Repeat(1, 0, 0)] * (2 - len(repeats[-2:])) + repeats[-2:]
+def _expand(elements: int, repeats: list[Repeat], starts: tuple[int, ...]) -> list[tuple[int, ...]]:
+    kept = [Repeat(1, (0,) * len(starts))] * (2 - len(repeats[-2:])) + repeats[-2:]
+    shape = (kept[0].times, kept[1].times, elements)
     rows: list[tuple[int, ...]] = []
     for index in itertools.product(*(range(repeat.times) for repeat in repeats[:-2])):
-        at = start[0] + sum(i * repeat.source for i, repeat in zip(index, repeats, strict=False))
-        to = start[1] + sum(i * repeat.destination for i, repeat in zip(index, repeats, strict=False))
-        rows.append(
-            (
-                kept[0].times,
-                kept[1].times,
-                run,
-                at,
-                kept[0].source,
-                kept[1].source,
-                to,
-                kept[0].destination,
-                kept[1].destination,
-            )
-        )
+        row = list(shape)
+        for track, start in enumerate(starts):
+            offset = start + sum(i * repeat.steps[track] for i, repeat in zip(index, repeats, strict=False))
+            row += (offset, kept[0].steps[track], kept[1].steps[track])
+        rows.append(tuple(row))
     return rows
 
 

@@ -47,6 +47,7 @@ def make_hello(
     source_index: int,
     transports: Mapping[str, bytes],
     striped: bool = False,
+    cast: bool = False,
 ) -> Hello:
     """Say who asks prefill rank ``source_index`` of the grid ``sources``; ``transports`` has descriptors by name."""
     return Hello(
@@ -60,6 +61,7 @@ def make_hello(
         source_index=source_index,
         transports=dict(transports),
         striped=striped,
+        cast=cast,
     )
 
 
@@ -79,7 +81,7 @@ def answer_hello(
     common = common_transports(transports, hello.transports)
     shares = _shares(hello)
     parts = expected_parts(shares)
-    plan = compile_pair(layout, hello.layout, shares[hello.source_index])
+    plan = compile_pair(layout, hello.layout, shares[hello.source_index], cast=hello.cast)
     return Accepted(_share(hello, plan, parts), plan, parts, common)
 
 
@@ -128,7 +130,13 @@ def _shares(hello: Hello) -> tuple[Share, ...]:
     try:
         for layout in (hello.layout, *hello.sources):
             check_layout(layout, None)
-        return assign(hello.sources, hello.layout, destination_index=hello.destination_index, striped=hello.striped)
+        return assign(
+            hello.sources,
+            hello.layout,
+            destination_index=hello.destination_index,
+            striped=hello.striped,
+            cast=hello.cast,
+        )
     except LayoutError as error:
         raise HandshakeError(
             f"a layout in the hello of decode rank {hello.destination_index} does not hold together: {error}"

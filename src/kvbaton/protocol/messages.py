@@ -40,7 +40,8 @@ AuxBytes = Annotated[bytes, Meta(max_length=MAX_AUX_BYTES)]
 class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True):
     """Decode rank to prefill rank, first on a connection: who asks, and what it believes of the other side.
 
-    ``striped``: sources that hold the same data share the work by token stripes. The decode rank decides.
+    ``striped``: sources that hold the same data share the work by token stripes. ``cast``: dtypes, factors and scales
+    may differ, and elements are cast on their way. The decode rank decides both.
     """
 
     version: Annotated[int, Meta(ge=0, le=0xFFFF)]
@@ -53,6 +54,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True
     source_index: Rank
     transports: Annotated[dict[Name, Descriptor], Meta(max_length=16)]
     striped: bool = False
+    cast: bool = False
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=True):

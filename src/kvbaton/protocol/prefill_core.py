@@ -60,6 +60,14 @@ class PrefillCore(Core[PrefillRoom]):
             actions += self._fail(room, lost)
         return actions
 
+    def withdrawn(self, abort: Abort) -> list[Action]:
+        """A decode rank that did not pass the handshake will not offer its rows: the room that waits for it fails."""
+        room = self._rooms.get(abort.room)
+        if room is None or room.destinations:
+            return self._ignore("Abort of a rank that did not join")
+        failure = Failure.named(abort.error, f"a decode rank did not pass the handshake: {abort.reason}")
+        return self._fail(room, failure)
+
     # Calls of the engine.
 
     def open(self, room: int, now: float) -> list[Action]:

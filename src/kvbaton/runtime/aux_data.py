@@ -17,7 +17,7 @@ def pack_aux(context: Context, plan: PairPlan, row: int) -> tuple[bytes, dict[st
     moved: dict[str, int] = {}
     for name, transfer in _transfers(context, plan, row, 0):
         boxes, part = transfer.boxes, bytearray(transfer.nbytes)
-        copy.gather(boxes.shape, boxes.source, transfer.source_units, context.bases(), part)
+        copy.gather(boxes.shape, boxes.source, transfer.source_units, context.bases(), part, cast=boxes.cast)
         packed += part
         moved[name] = moved.get(name, 0) + len(part)
     return bytes(packed), moved

@@ -36,10 +36,15 @@ class Destinations:
         self._joined: dict[str, Destination] = {}
         self._handshakes: dict[str, Hello] = {}
         """What is being answered in the background; not for peers that left meanwhile."""
+        self._refused: set[str] = set()
 
     def get(self, peer: str) -> Destination | None:
         """The decode rank that joined as ``peer``."""
         return self._joined.get(peer)
+
+    def is_outside(self, peer: str) -> bool:
+        """Whether it said Hello and has not joined: it was refused, or will soon know."""
+        return peer in self._refused or peer in self._handshakes
 
     def on_hello(self, peer: str, hello: Hello) -> None:
         """Check it and connect, in the background; then answer Welcome or Refused."""
@@ -61,6 +66,7 @@ class Destinations:
     def on_disconnected(self, peer: str, reason: str) -> None:
         """A decode rank, or a stranger, is gone."""
         self._handshakes.pop(peer, None)
+        self._refused.discard(peer)
         destination = self._joined.pop(peer, None)
         self._perform(self._core.peer_lost(peer, reason, self._context.now()))
         if destination is not None:
@@ -120,6 +126,7 @@ class Destinations:
             self._disconnect(destination)
             return
         self._joined[peer] = destination
+        self._refused.discard(peer)
         self._perform(self._core.peer_joined(peer, accepted.share))
         self._context.send(peer, welcome)
         self._handshakes.pop(peer, None)
@@ -128,6 +135,7 @@ class Destinations:
         if self._handshakes.get(peer) is not hello:
             return
         del self._handshakes[peer]
+        self._refused.add(peer)
         if not isinstance(error, KVBatonError):
             logger.error("prefill: a handshake failed in an unforeseen way", exc_info=error)
         logger.warning("prefill: %s was refused: %s", peer, error)

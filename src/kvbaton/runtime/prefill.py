@@ -158,6 +158,8 @@ class PrefillSide(Side[SenderRoom]):
     def _on_message(self, peer: str, message: Message) -> None:
         if isinstance(message, Hello):
             self._destinations.on_hello(peer, message)
+        elif isinstance(message, Abort) and self._destinations.is_outside(peer):
+            self.perform(self.core.withdrawn(message))
         else:
             self.perform(self.core.handle(peer, message, self.context.now()))
 

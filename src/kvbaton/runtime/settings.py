@@ -34,5 +34,7 @@ class Settings:
     striped: bool = True
     """Whether source ranks that hold the same data share the work, in stripes of tokens or layers, so that each network
     card carries its part; otherwise one of them sends. The decode side decides."""
+    cast: bool = False
+    """Whether dtypes, factors and scales may differ, and elements are cast on their way; the decode side decides."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """How long a room may stay in each state."""

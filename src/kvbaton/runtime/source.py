@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvbaton.errors import KVBatonError, TransferFailed
+from kvbaton.errors import KVBatonError, LayoutMismatch, TransferFailed
 from kvbaton.layout import RankLayout
 from kvbaton.plan import PairPlan, assign, compile_pair
 from kvbaton.protocol import Hello
@@ -69,6 +69,8 @@ class Source:
     links: dict[str, Link] = field(default_factory=dict)
     ready: bool = False
     failure: KVBatonError | None = None
+    mismatch: LayoutMismatch | None = None
+    """Why it can never be ready: found here, and told to its ranks."""
     withdrawn: list[Withdrawn] = field(default_factory=list)
     """Rooms of which the prefill ranks must be told when it is ready."""
     rooms: set[int] = field(default_factory=set)
@@ -99,19 +101,43 @@ class Source:
         return f"prefill source {self.key.registry}: {self.failure}", kind
 
 
-def look_up(
-    client: RegistryClient, deployment: str, dp_rank: int, layout: RankLayout, destination_index: int, striped: bool
-) -> list[Part]:
+class Wishes(NamedTuple):
+    """What a decode rank says of itself to every source."""
+
+    layout: RankLayout
+    destination_index: int
+    destinations: int
+    striped: bool
+    cast: bool
+
+
+class LookedUp(NamedTuple):
+    """The prefill ranks of one replica; they send nothing where ``mismatch`` says why their layouts and ours differ."""
+
+    parts: list[Part]
+    mismatch: LayoutMismatch | None = None
+
+
+def look_up(client: RegistryClient, deployment: str, dp_rank: int, wishes: Wishes) -> LookedUp:
     """Ask the registry for the prefill ranks of one replica, and plan what each of them will send. Blocks.
 
-    Raises `RegistryError` if they cannot be had (also if there is no such replica) and `LayoutMismatch` if their
-    layouts and ours do not fit.
+    Raises `RegistryError` if they cannot be had (also if there is no such replica).
     """
     ranks = client.topology(deployment, dp_rank).ranks
-    grid = [rank.layout for rank in ranks]
-    shares = assign(grid, layout, destination_index=destination_index, striped=striped)
+    layout, cast = wishes.layout, wishes.cast
+    try:
+        shares = assign(
+            [rank.layout for rank in ranks],
+            layout,
+            destination_index=wishes.destination_index,
+            striped=wishes.striped,
+            cast=cast,
+        )
+        plans = [compile_pair(rank.layout, layout, share, cast=cast) for rank, share in zip(ranks, shares, strict=True)]
+    except LayoutMismatch as error:
+        # They are greeted all the same: their refusal is how they learn of it.
+        return LookedUp([Part(rank, PairPlan({}, {}), sends=False) for rank in ranks], error)
     sending = expected_parts(shares)
-    return [
-        Part(rank, compile_pair(rank.layout, layout, share), index in sending)
-        for index, (rank, share) in enumerate(zip(ranks, shares, strict=True))
-    ]
+    return LookedUp(
+        [Part(rank, plan, index in sending) for index, (rank, plan) in enumerate(zip(ranks, plans, strict=True))]
+    )

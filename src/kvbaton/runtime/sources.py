@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from kvbaton.errors import DeadlineExceeded, KVBatonError, PeerLost
+from kvbaton.errors import DeadlineExceeded, KVBatonError, PeerLost, TransferAborted
 from kvbaton.protocol import Action, DecodeCore, Refused, Welcome
+from kvbaton.protocol.failures import Failure
 from kvbaton.protocol.handshake import check_welcome, make_hello, refusal
 from kvbaton.registry import RegistryClient
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.fencing import LostPeers
-from kvbaton.runtime.source import Link, Part, Source, SourceKey, look_up
+from kvbaton.runtime.source import Link, LookedUp, Source, SourceKey, Wishes, look_up
 
 logger = logging.getLogger(__name__)
+
+LAST_WORDS_MILLISECONDS = 500
+"""How long a connection that is closed may take to send what is queued."""
 
 
 class SourceUser(Protocol):
@@ -50,8 +54,8 @@ class Sources:
         self._core = core
         self._user = user
         self._deployment = deployment
-        self._destination_index = destination_index
-        self._destinations = destinations
+        settings = context.settings
+        self._wishes = Wishes(context.layout, destination_index, destinations, settings.striped, settings.cast)
         self._current: dict[SourceKey, Source] = {}
         self._retired: set[Source] = set()
         self._source_of_peer: dict[str, Source] = {}
@@ -87,12 +91,16 @@ class Sources:
             # Rooms in flight fail, and the next one begins with a new handshake.
             self.cut_off(peer, message.reason)
             return
-        if source is None or link is None or link.joined or source.failure is not None:
+        if source is None or link is None or link.joined:
             self._core.unexpected["second answer to Hello"] += 1
+            return
+        if source.failure is not None:
             return
         try:
             if isinstance(message, Refused):
                 raise refusal(link.hello, message)
+            if source.mismatch is not None:
+                raise source.mismatch
             self._join(link, message, source.sending)
         except KVBatonError as error:
             self._fail(source, error)
@@ -151,23 +159,17 @@ class Sources:
         source = Source(key, context.now() + context.settings.handshake_seconds)
         self._current[key] = source
         context.in_background(
-            lambda: look_up(
-                client,
-                self._deployment,
-                key.dp_rank,
-                context.layout,
-                self._destination_index,
-                context.settings.striped,
-            ),
-            lambda parts: self._greet(source, parts),
+            lambda: look_up(client, self._deployment, key.dp_rank, self._wishes),
+            lambda found: self._greet(source, found),
             lambda error: self._fail(source, error),
         )
         return source
 
-    def _greet(self, source: Source, parts: list[Part]) -> None:
+    def _greet(self, source: Source, found: LookedUp) -> None:
         if source.failure is not None:
             return
-        context = self._context
+        context, parts, wishes = self._context, found.parts, self._wishes
+        source.mismatch = found.mismatch
         grid = tuple(part.registration.layout for part in parts)
         descriptors = {name: transport.describe() for name, transport in context.transports.items()}
         for index, part in enumerate(parts):
@@ -179,13 +181,10 @@ class Sources:
             hello = make_hello(
                 instance=context.instance,
                 model=context.model,
-                layout=context.layout,
-                destination_index=self._destination_index,
-                destinations=self._destinations,
+                **wishes._asdict(),
                 sources=grid,
                 source_index=index,
                 transports=descriptors,
-                striped=context.settings.striped,
             )
             source.links[peer] = Link(peer, index, part, hello)
             self._source_of_peer[peer] = source
@@ -214,10 +213,20 @@ class Sources:
             return
         if not isinstance(error, KVBatonError):
             logger.error("decode: a source failed in an unforeseen way", exc_info=error)
-        source.failure = error if isinstance(error, KVBatonError) else KVBatonError(str(error))
-        logger.warning("decode: prefill source %s: %s", source.key.registry, error)
+        source.failure = source.mismatch or (error if isinstance(error, KVBatonError) else KVBatonError(str(error)))
+        logger.warning("decode: prefill source %s: %s", source.key.registry, source.failure)
+        self._tell_rooms(source)
         self._retire(source)
         self._user.source_failed(source)
+
+    def _tell_rooms(self, source: Source) -> None:
+        """Tell its ranks of the rooms that will never be offered: they would wait for them."""
+        reason, kind = source.words()
+        withdrawn = [(each.room, Failure(TransferAborted, each.reason)) for each in source.withdrawn]
+        for number, failure in [*((number, Failure(kind, reason)) for number in source.rooms), *withdrawn]:
+            for peer in source.links:
+                self._context.send(peer, failure.message(number, epoch=1))
+        source.withdrawn.clear()
 
     def _retire(self, source: Source) -> None:
         """Let no new room use it: the next one looks its ranks up again."""
@@ -231,7 +240,8 @@ class Sources:
             return
         self._retired.discard(source)
         for peer, link in list(source.links.items()):
-            self._context.control.hang_up(peer)
+            # What was said last shall arrive.
+            self._context.control.hang_up(peer, LAST_WORDS_MILLISECONDS)
             del self._source_of_peer[peer]
             if link.joined:
                 self._user.perform(self._core.peer_lost(peer, "its source was given up", self._context.now()))

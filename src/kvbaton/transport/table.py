@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvbaton.copy import check_bounds
+from kvbaton.copy import check_bounds, check_source
 from kvbaton.errors import RowsError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
-from kvbaton.plan.boxes import Boxes, Int64s, Transfer
+from kvbaton.plan.boxes import Int64s, Transfer
 
 MAX_DESCRIPTOR = 64 * 1024
 """Bytes that a descriptor may have."""
@@ -45,12 +45,11 @@ def check_write(transfers: Sequence[Transfer], local: Int64s, remote: Int64s, pe
     for boxes, source_units, destination_units in transfers:
         if len(source_units) != len(destination_units):
             raise RowsError(f"{len(source_units)} source units but {len(destination_units)} destination units")
-        nbytes = check_bounds("source", boxes.shape, boxes.source, source_units, local)
+        check_source(boxes, source_units, local)
         try:
-            check_bounds("destination", boxes.shape, boxes.destination, destination_units, remote)
+            nbytes = check_bounds("destination", boxes.shape, boxes.destination, destination_units, remote)
         except RowsError as error:
             raise TransportError(f"the write is outside the regions of peer {peer}: {error}") from error
         if nbytes:
-            tables = Boxes(*(np.ascontiguousarray(table) for table in boxes))
-            checked.append(Transfer(tables, source_units.copy(), destination_units.copy()))
+            checked.append(Transfer(boxes.pick(), source_units.copy(), destination_units.copy()))
     return checked

@@ -112,7 +112,7 @@ class TcpPeer(RemotePeer):
             if self._reason:
                 return
             part = slab[: min(SLAB, total - begin)]
-            gather(boxes.shape, boxes.source, units, self._bases, part, begin=begin)
+            gather(boxes.shape, boxes.source, units, self._bases, part, begin=begin, cast=boxes.cast)
             self._sock.sendall(part)
 
     def _fail(self, reason: str) -> None:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from kvbaton.errors import TransportError
-from kvbaton.plan.boxes import SHAPE_COLUMNS, SIDE_COLUMNS, Boxes, Int64s, Transfer
+from kvbaton.plan.boxes import SHAPE_COLUMNS, SIDE_COLUMNS, Int64s, Transfer
 
 MAGIC = b"KVBATON\n"
 FRAME = b"KVBF"
@@ -149,7 +149,7 @@ def cut(transfers: list[Transfer]) -> Iterator[Transfer]:
     """Cut transfers to the table sizes that a frame may have."""
     for boxes, source_units, destination_units in transfers:
         for box in range(0, len(boxes.shape), MAX_BOXES):
-            some = Boxes(*(table[box : box + MAX_BOXES] for table in boxes))
+            some = boxes.pick(slice(box, box + MAX_BOXES))
             for unit in range(0, len(source_units), MAX_UNITS):
                 chosen = slice(unit, unit + MAX_UNITS)
                 yield Transfer(some, source_units[chosen], destination_units[chosen])

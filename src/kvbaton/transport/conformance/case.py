@@ -180,7 +180,7 @@ def apply(transfers: Sequence[Transfer], sources: Sequence[Bytes], targets: Sequ
     """Do what ``transfers`` say, piece by piece: the oracle. For small transfers."""
     for boxes, source_units, destination_units in transfers:
         for source_unit, destination_unit in zip(source_units.tolist(), destination_units.tolist(), strict=True):
-            for shape, source, destination in zip(*(side.tolist() for side in boxes), strict=True):
+            for shape, source, destination in zip(*(side.tolist() for side in boxes[:3]), strict=True):
                 for i0 in range(shape[0]):
                     for i1 in range(shape[1]):
                         start, to = _place(source, source_unit, i0, i1), _place(destination, destination_unit, i0, i1)

@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 
 from kvbaton.errors import RowsError
-from kvbaton.plan.boxes import Boxes, Transfer
+from kvbaton.plan.boxes import CONVERT, QUANTISE, SCALE, Boxes, Cast, Float32s, Transfer
 from kvbaton.transport.conformance.case import (
     CANARY,
+    Bytes,
     PromiseBroken,
     apply,
     refused,
@@ -75,6 +76,50 @@ class ContentChecks(Suite):
             expected = pair.canaries()
             apply([transfer], pair.content, expected)
             pair.require_content(expected, "runs of every length")
+
+    def check_casts(self) -> None:
+        """Elements that change on their way: widened, and narrowed under a scale, also across slabs."""
+        count, elements = 700, 1000
+        with self.pair([(count + 1) * elements * 2], [count * (elements * 5 + 4)]) as pair:
+            random = np.random.default_rng(3)
+            # Numbers of a few digits: every dtype here has them, and what they become needs no rounding.
+            values = (random.integers(-7, 8, (count + 1, elements)) * 64).astype(np.float32)
+            values[:, 0] = 448
+            pair.sources[0].fill((values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1))
+            order = random.permutation(count)
+            wide = 4 * elements
+            stride = wide + 4 + elements
+            how = table((CONVERT, 2, 1, elements), (SCALE, 2, 4, elements), (QUANTISE, 2, 4, elements))
+            cast = Cast(how, np.full(3, 2, np.float32), table(*[(-1, 0, 0, 1, 0, 0, 0)] * 3))
+            source = table(*[(0, 0, 2 * elements, 1, 0, 0, 0)] * 3)
+            destination = table(*((0, at, stride, 1, 0, 0, 0) for at in (0, wide, wide + 4)))
+            shape = table((1, 1, wide), (1, 1, 4), (1, 1, elements))
+            pair.write([Transfer(Boxes(shape, source, destination, cast), order, np.arange(count))], 1)
+            pair.succeed([1])
+            # The factor is 2 and the largest value of a block 896: its scale is 2, and elements are as they were.
+            expected = np.empty((count, stride), np.uint8)
+            expected[:, :wide] = (values * 2)[order].view(np.uint8)
+            expected[:, wide : wide + 4] = np.frombuffer(np.float32(2).tobytes(), np.uint8)
+            expected[:, wide + 4 :] = _float8_of_multiples(values[order])
+            pair.require_content([expected.reshape(-1)], "casts")
+
+    def check_cast_bounds(self) -> None:
+        """A cast reads as many bytes as its source's dtype has, and is refused where those are not there."""
+        with self.pair([64], [4096]) as pair:
+            one, shape = np.zeros(1, np.int64), table((1, 1, 16))
+            side, none = table((0, 0, 64, 1, 0, 0, 0)), table((-1, 0, 0, 1, 0, 0, 0))
+            how = table((CONVERT, 1, 4, 16))
+            good = Boxes(shape, side, side, Cast(how, np.ones(1, np.float32), none))
+            outside = good._replace(source=table((0, 1, 64, 1, 0, 0, 0)))
+            scales = good._replace(cast=Cast(how, np.ones(1, np.float32), table((0, 61, 0, 1, 0, 0, 0))))
+            for number, boxes in enumerate((outside, scales)):
+                try:
+                    pair.write([Transfer(boxes, one, one)], number)
+                except RowsError:
+                    continue
+                raise PromiseBroken(f"cast {number} reads outside the source and was not refused with RowsError")
+            pair.write([Transfer(good, one, one)], 2)
+            pair.succeed([2])
 
     def check_large_unit(self) -> None:
         """One piece that is larger than any slab, of odd length."""
@@ -190,6 +235,13 @@ class ContentChecks(Suite):
                     end.close()
                 for memory in memories:
                     memory.close()
+
+
+def _float8_of_multiples(values: Float32s) -> Bytes:
+    """float8_e4m3fn of multiples of 64 up to 448, as bytes."""
+    codes = np.array([0, 0x68, 0x70, 0x74, 0x78, 0x7A, 0x7C, 0x7E], np.uint8)
+    magnitude: Bytes = codes[(np.abs(values) / 64).astype(np.int64)]
+    return np.where(values < 0, magnitude | 0x80, magnitude).astype(np.uint8)
 
 
 def _outside(side: Literal["source", "destination"]) -> list[Transfer]:
