@@ -18,7 +18,7 @@ def spelled_out(transfers):
     """``(source byte, destination byte)`` of every byte that moves, sorted."""
     pairs = []
     for boxes, *units in transfers:
-        for shape, *sides in zip(*boxes, strict=True):
+        for shape, *sides in zip(*boxes[:3], strict=True):
             inner = np.indices(shape).reshape(3, -1)
             places = []
             for (_, offset, row_stride, per_row, unit_stride, *strides), chosen in zip(sides, units, strict=True):
