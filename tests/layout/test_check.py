@@ -86,7 +86,7 @@ BAD = {
     "more than 64 bits": (with_tensor(offset=1 << 10000), "offset is a number of 10001 bits"),
     "negative rows": (with_tensor(rows=-1), "rows is -1"),
     "product of bounded values": (with_tensor(rows=1 << 50, row_stride=1 << 50), "ends at byte"),
-    "unknown region": (with_tensor(region=1), "region is 1, it must be 0"),
+    "unknown region": (with_tensor(region=1), "it lies in region 1, but 1 regions are registered"),
     "unknown dtype": (with_tensor(dtype="float4"), "dtype 'float4' is not one of"),
     "token axis missing": (with_tensor(axes=(HEAD, DIM)), "needs the axis token, of size 8"),
     "token axis of another size": (with_axis(replace(TOKENS, size=4, spans=((0, 4),))), "size 4 .* page_size is 8"),
@@ -125,6 +125,11 @@ BAD = {
     "too many axes": (with_tensor(axes=(TOKENS, *(Axis(f"a{i}", 1, 0, ((0, 1),)) for i in range(8)))), "9 axes"),
     "empty name": (replace(KV, name=""), "component name ''"),
     "name with a line break": (replace(KV, name="a\nb"), "component name"),
+    "spans in a list": (with_axis(replace(HEAD, spans=[(2, 2)])), "axis head: spans is of type list; pass a tuple"),
+    "one span without a tuple": (with_axis(replace(HEAD, spans=(0, 2))), "axis head: a span is 0, not a pair"),
+    "axes in a list": (with_tensor(axes=[TOKENS, HEAD, DIM]), "axes is of type list"),
+    "tensors in a list": (replace(KV, tensors=[KEY]), "tensors is of type list"),
+    "a pool with a line break": (replace(KV, pool="a\nb"), "pool name"),
     "a bool": (with_tensor(rows=True), "rows is True of type bool"),
     "a float": (with_tensor(rows=2.0), "rows is 2.0 of type float"),
 }
@@ -139,6 +144,10 @@ def test_refused(component, message):
 def test_refused_beside_the_components():
     with pytest.raises(LayoutError, match="component kv: is listed twice"):
         check_layout(RankLayout((KV, KV)), [SIZE])
+    with pytest.raises(LayoutError, match="components is of type Component; pass a tuple of Component"):
+        check_layout(RankLayout(KV), [SIZE])
+    with pytest.raises(LayoutError, match=r"coords tp: 4 is no pair \(rank, size\)"):
+        check_layout(RankLayout((KV,), Coords(tp=4)), [SIZE])
     with pytest.raises(LayoutError, match="coords tp: rank is 2"):
         check_layout(RankLayout((KV,), Coords(tp=(2, 2))), [SIZE])
     with pytest.raises(LayoutError, match="owned: remainder is 4"):

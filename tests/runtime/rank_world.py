@@ -76,7 +76,7 @@ class Model:
             else:
                 part = build.aux_fields({"token": ("int64", 1), "logits": ("float32", 3)}, rows=8, offset=offset)
             made.append(part)
-            offset = -(-build.required_bytes([part])[0] // 64) * 64 + 64
+            offset = max(offset, -(-build.required_bytes([part])[0] // 64) * 64) + 64
         return kb.RankLayout(tuple(made), kb.Coords(tp=(rank, size), dp=dp))
 
 

@@ -117,6 +117,17 @@ def test_replicated_heads(world, source_tp, destination_tp):
     close_all(world, *senders, *receivers)
 
 
+def test_the_ranks_of_a_grid_serve_a_room_together(world):
+    """Without destination_index and destinations the coords say it."""
+    model = Model(("kv", "latent"))
+    sources = world.prefill(model.layout())
+    destinations = world.decode(
+        *(model.layout(rank, 4) for rank in range(4)), destination_index=None, destinations=None
+    )
+    senders, receivers = hand_over(model, sources, destinations)
+    close_all(world, *senders, *receivers)
+
+
 @pytest.mark.parametrize("striped", [False, True])
 def test_a_latent_that_every_source_holds(world, striped):
     """The decode side's setting counts, whatever the prefill side has."""

@@ -71,6 +71,25 @@ def test_exactly_the_tokens_of_the_kind_move(any_world, name, prefix):
     assert receiver.bytes_by_component == {"c": entries * 2 * (3 * 2 + 4)}
 
 
+@pytest.mark.parametrize(
+    ("tokens", "prefix", "entries"), [(3, 0, 0), (18, 16, 0), (19, 18, 0), (20, 18, 1), (35, 8, 6)]
+)
+@pytest.mark.parametrize("given", [True, False])
+def test_pages_without_a_complete_entry_may_be_given_or_left_out(world, tokens, prefix, entries, given):
+    (source,) = world.prefill(layout(compressed(4), 16))
+    (destination,) = world.decode(layout(compressed(4), 16))
+    pages = range(-(-tokens // 16))
+    source.fill("c", [5 + page for page in pages], (0, tokens))
+    receiver, sender = destination.manager.receiver(1), source.manager.sender(1)
+    offered = [9 + page for page in pages[prefix // 16 :]] if given or entries else []
+    receiver.offer({"c": offered}, tokens, prefix=prefix)
+    sender.finish({"c": [5 + page for page in pages]}, (0, tokens))
+    succeeded(sender, receiver)
+    destination.check("c", [9 + page for page in pages[prefix // 16 :]], (prefix, tokens), start=prefix // 16 * 16)
+    destination.check_rest()
+    assert receiver.bytes_by_component.get("c", 0) == entries * 2 * (3 * 2 + 4)
+
+
 def test_a_ring_that_is_too_small_for_the_window_fails_its_room_only(world):
     (source,) = world.prefill(layout(ring(13), 4))
     (destination,) = world.decode(layout(ring(13), 4))

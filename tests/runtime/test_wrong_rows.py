@@ -43,6 +43,33 @@ class TestWrongRows:
         destination.check("aux", [2])
         destination.check_rest()
 
+    @pytest.mark.parametrize(
+        ("rows", "words"),
+        [
+            ({"kv": [4, 4], "conv": [2]}, "component kv: row 4 is offered for two places"),
+            ({"kv": [4, 5], "conv": [2, 2]}, "component conv: row 2 is offered for two places"),
+            ({"kv": kb.Pages([9, 5, 9], 0), "conv": [2]}, "component kv: row 9 is offered for two places"),
+            ({"kv": [4, 5], "conv": [2], "aux": [1]}, "component aux is aux data: pass its row as aux="),
+        ],
+    )
+    def test_a_row_that_would_be_written_twice(self, world, rows, words):
+        _, destination = pair(world, FULL)
+        receiver = destination.manager.receiver(0)
+        with pytest.raises(errors.RowsError, match=words):
+            receiver.offer(rows, 12 if isinstance(rows["kv"], kb.Pages) else 8, 0, 2)
+
+    def test_rows_that_stand_for_nothing_may_come_twice(self, world):
+        """Out of the window, some engines name one row that holds nothing."""
+        model = Model(("window",), window=6)
+        (source,), (destination,) = world.prefill(model.layout()), world.decode(model.layout())
+        source.fill("window", [1, 2], (12, 19), start=12)
+        sender, receiver = source.manager.sender(0), destination.manager.receiver(0)
+        receiver.offer({"window": kb.Pages([0, 0, 0, 4, 5], 0)}, 19)
+        sender.finish({"window": kb.Pages([0, 0, 0, 1, 2], 0)}, (0, 19))
+        succeeded(sender, receiver)
+        destination.check("window", [4, 5], (13, 19), start=12)
+        destination.check_rest()
+
     def test_a_chunk_that_was_refused_does_not_count(self, world):
         source, destination = pair(world)
         sender, receiver = start(source, destination)

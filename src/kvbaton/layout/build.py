@@ -75,9 +75,13 @@ def dense_axes(axes: Iterable[tuple[str, int, Spans | None]], dtype: str) -> tup
     Each entry is ``(name, size, spans)``; spans None is the whole axis.
     """
     listed = list(axes)
-    stride = DTYPE_BYTES[dtype]
+    stride = DTYPE_BYTES.get(dtype, 0)
+    if not stride:
+        raise LayoutError(f"dtype {dtype!r} is not one of {', '.join(DTYPE_BYTES)}; pass its name as a text")
     made: list[Axis] = []
     for name, size, spans in reversed(listed):
+        if spans is not None and not all(isinstance(span, tuple) and len(span) == 2 for span in spans):
+            raise LayoutError(f"axis {name}: spans {spans!r} must be pairs (start, count), as in ((0, {size}),)")
         axis = Axis(name, size, stride, spans or whole(size))
         made.append(axis)
         stride *= axis.local_size
@@ -112,6 +116,7 @@ def component(
 ) -> Component:
     """Make a component whose tensors lie densely in one region, from byte ``offset``.
 
+    Components that share a region need an ``offset`` each (see `required_bytes`), or a ``region`` each.
     With ``region_each`` every tensor (``layers_first``) or layer (``fused``) has a region of its own, numbered from
     ``region``. ``layers`` are global layer ids.
     """
@@ -171,6 +176,8 @@ def paged_kv(
     """
     token = (TOKEN, page_size, None)
     head = ("head", heads, head_spans)
+    if order not in ("NHD", "HND"):
+        raise LayoutError(f"component {name}: order {order!r} is neither 'NHD' nor 'HND'")
     outer = (token, head) if order == "NHD" else (head, token)
     fields = [
         Field("key", dtype, (*outer, ("dim", head_dim, None))),

@@ -14,6 +14,7 @@ from typing import NoReturn
 from kvbaton.errors import LayoutError
 from kvbaton.layout.kinds import Kind
 from kvbaton.layout.nouns import DTYPE_BYTES, TOKEN, Axis, Component, Coords, Ownership, RankLayout, Tensor
+from kvbaton.layout.overlap import check_overlap
 from kvbaton.layout.scales import check_scales
 
 MAX_COMPONENTS = 256
@@ -39,6 +40,7 @@ def check_layout(layout: RankLayout, region_bytes: Sequence[int] | None) -> None
     """
     _check_coords(layout.coords)
     _check_ownership(layout.owned, "owned")
+    _check_tuple(layout.components, "layout", "components", "Component")
     if len(layout.components) > MAX_COMPONENTS:
         _fail("layout", f"{len(layout.components)} components, at most {MAX_COMPONENTS} are allowed")
     if sum(len(component.tensors) for component in layout.components) > MAX_TENSORS:
@@ -51,10 +53,15 @@ def check_layout(layout: RankLayout, region_bytes: Sequence[int] | None) -> None
         names.add(component.name)
         _check_types(component)
         _check_component(component, layout.owned_of(component), region_bytes)
+    if region_bytes is not None:
+        check_overlap(layout.components)
 
 
 def _check_coords(coords: Coords) -> None:
-    for name, (rank, size) in zip(("tp", "pp", "cp", "dp"), coords.all(), strict=True):
+    for name, pair in zip(("tp", "pp", "cp", "dp"), coords.all(), strict=True):
+        if type(pair) is not tuple or len(pair) != 2:
+            _fail(f"coords {name}", f"{str(pair)[:MAX_NAME]} is no pair (rank, size)")
+        rank, size = pair
         _integer(size, 1, MAX_RANKS, f"coords {name}", "size")
         _integer(rank, 0, size - 1, f"coords {name}", "rank")
 
@@ -68,6 +75,7 @@ def _check_ownership(owned: Ownership, where: str) -> None:
 
 def _check_types(component: Component) -> None:
     where = f"component {component.name}"
+    _check_tuple(component.tensors, where, "tensors", "Tensor")
     for value, wanted, what in ((component.kind, Kind, "kind"), (component.owned, Ownership, "owned")):
         if type(value) is not wanted and not (what == "owned" and value is None):
             _fail(where, f"{what} is {str(value)[:MAX_NAME]!r} of type {type(value).__name__}, not {wanted.__name__}")
@@ -101,6 +109,8 @@ def _check_component(component: Component, owned: Ownership, region_bytes: Seque
             where,
             f"{page_size} is {component.page_size}, not a multiple of the {kind.ratio} tokens of an entry",
         )
+    if component.pool:
+        _check_name(component.pool, where, "pool")
     if component.owned is not None:
         if not kind.has_tokens:
             _fail(where, "owned is given, but its rows hold no tokens")
@@ -136,10 +146,18 @@ def _check_tensor(
         _fail(place, f"dtype {str(tensor.dtype)[:MAX_NAME]!r} is not one of {', '.join(DTYPE_BYTES)}")
     for value, what in ((tensor.offset, "offset"), (tensor.rows, "rows"), (tensor.row_stride, "row_stride")):
         _integer(value, 0, MAX_BYTES, place, what)
-    last_region = MAX_TENSORS if region_bytes is None else len(region_bytes) - 1
-    _integer(tensor.region, 0, last_region, place, "region")
+    _integer(tensor.region, 0, MAX_TENSORS, place, "region")
+    if region_bytes is not None and tensor.region >= len(region_bytes):
+        _fail(place, f"it lies in region {tensor.region}, but {len(region_bytes)} regions are registered")
+    _check_tuple(tensor.axes, place, "axes", "Axis")
     key = (tensor.axes, tensor.dtype)
-    if key not in good:
+    try:
+        known = key in good
+    except TypeError:
+        # Something in it is no tuple: what that is, the look at the axes says.
+        _check_axes(component, tensor, place)
+        raise LayoutError(f"{place}: axes and spans must be tuples") from None
+    if not known:
         good[key] = _check_axes(component, tensor, place)
     if tensor.rows == 0:
         return
@@ -176,11 +194,12 @@ def _check_axes(component: Component, tensor: Tensor, place: str) -> int:
 def _check_axis(axis: Axis, where: str) -> None:
     _integer(axis.size, 1, MAX_BYTES, where, "size")
     _integer(axis.stride, 0, MAX_BYTES, where, "stride")
+    _check_tuple(axis.spans, where, "spans", "pairs (start, count)")
     if not 1 <= len(axis.spans) <= MAX_SPANS:
         _fail(where, f"{len(axis.spans)} spans; from 1 to {MAX_SPANS} are allowed (a tensor without data has rows = 0)")
     for span in axis.spans:
-        if len(span) != 2:
-            _fail(where, f"a span has {len(span)} numbers, not (start, count)")
+        if type(span) is not tuple or len(span) != 2:
+            _fail(where, f"a span is {str(span)[:MAX_NAME]}, not a pair (start, count)")
         start, count = span
         _integer(start, 0, MAX_BYTES, where, "start of a span")
         _integer(count, 1, MAX_BYTES, where, "count of a span")
@@ -229,6 +248,11 @@ def _check_nesting(tensor: Tensor, place: str) -> None:
 def _check_name(name: object, where: str, what: str) -> None:
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
         _fail(where, f"{what} name {str(name)[:MAX_NAME]!r} must be 1 to {MAX_NAME} printable characters")
+
+
+def _check_tuple(value: object, where: str, what: str, of: str) -> None:
+    if type(value) is not tuple:
+        _fail(where, f"{what} is of type {type(value).__name__}; pass a tuple of {of}")
 
 
 def _integer(value: object, low: int, high: int, where: str, what: str) -> None:

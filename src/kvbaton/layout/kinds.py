@@ -59,16 +59,20 @@ class Kind(msgspec.Struct, frozen=True, array_like=True):
     def needed(self, tokens: int, prefix: int = 0) -> tuple[int, int]:
         """The tokens ``[first, last)`` of a request of ``tokens`` tokens that a receiver with ``prefix`` tokens lacks.
 
-        The range is empty, ``(tokens, tokens)``, where not one whole entry is among them.
+        Empty for rows without tokens. An entry is needed if its last token is among them: see `has_entries`.
         """
+        if not self.has_tokens:
+            return tokens, tokens
         first = prefix if self.reused else 0
         if self.window:
             first = max(first, tokens - self.window)
         if self.tail:
             first = max(first, tokens // self.tail * self.tail)
-        if not self.has_tokens or first // self.ratio >= tokens // self.ratio:
-            return tokens, tokens
-        return first, tokens
+        return min(first, tokens), tokens
+
+    def has_entries(self, tokens: tuple[int, int]) -> bool:
+        """Whether an entry ends within ``tokens`` (first, last)."""
+        return tokens[0] // self.ratio < tokens[1] // self.ratio
 
 
 PAGED = Kind()

@@ -115,7 +115,8 @@ class Component(msgspec.Struct, frozen=True, array_like=True):
 
     ``kind`` says how rows relate to tokens. ``page_size`` is in tokens (1 where rows hold no tokens): a row has
     ``page_size / kind.ratio`` entries. ``owned`` are the tokens that this rank holds of it, where they are other ones
-    than `RankLayout.owned` (index keys that every rank holds whole beside keys that are interleaved).
+    than `RankLayout.owned` (index keys that every rank holds whole beside keys that are interleaved). Components with
+    the same ``pool`` may lie in the same memory: their rows are never in use at the same time.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Component(msgspec.Struct, frozen=True, array_like=True):
     tensors: tuple[Tensor, ...]
     page_size: int = 1
     owned: Ownership | None = None
+    pool: str = ""
 
     @property
     def entries_per_row(self) -> int:
@@ -147,6 +149,16 @@ class Coords(msgspec.Struct, frozen=True, array_like=True):
     def all(self) -> tuple[tuple[int, int], ...]:
         """Return the four pairs, in the order tp, pp, cp, dp."""
         return (self.tp, self.pp, self.cp, self.dp)
+
+    @property
+    def number(self) -> int:
+        """The rank's number within its data-parallel replica: pp outermost, then cp, then tp."""
+        return (self.pp[0] * self.cp[1] + self.cp[0]) * self.tp[1] + self.tp[0]
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks its data-parallel replica has."""
+        return self.tp[1] * self.pp[1] * self.cp[1]
 
 
 class RankLayout(msgspec.Struct, frozen=True, array_like=True):

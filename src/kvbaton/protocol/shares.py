@@ -72,7 +72,9 @@ def needed(offer: Offer, share: PeerShare) -> tuple[Needs, frozenset[str], str]:
                 slots.append(name)
         else:
             first, last = need.kind.needed(offer.tokens, offer.prefix)
-            if need.owned.local_count(last) <= need.owned.local_count(first):
+            entries = need.owned.in_entries(need.kind.ratio)
+            held = [entries.local_count(token // need.kind.ratio) for token in (first, last)]
+            if held[0] == held[1]:
                 continue
             if rows is None or not rows.rows:
                 return (

@@ -29,7 +29,7 @@ from kvbaton.runtime.aux_data import aux_nbytes, unpack_aux
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.finder import RoomFinder, Sought
 from kvbaton.runtime.rooms import Receiver
-from kvbaton.runtime.rows import RowsLike, aux_row, pages_by_component
+from kvbaton.runtime.rows import RowsLike, aux_row, offered_pages
 from kvbaton.runtime.side import Side
 from kvbaton.runtime.source import Source, SourceKey, Withdrawn
 from kvbaton.runtime.sources import Sources
@@ -96,8 +96,7 @@ class DecodeSide(Side[ReceiverRoom]):
                 f"decode: room {receiver.room}: a prefix of {prefix} tokens is not within the {tokens} tokens"
             )
         layout = self.context.layout
-        ranges = {component.name: component.kind.needed(tokens, prefix) for component in layout.components}
-        pages = pages_by_component(layout, rows, ranges, "decode")
+        pages = offered_pages(layout, rows, tokens, prefix)
         components = {name: Rows(rows_to_bytes(value.rows), value.start) for name, value in pages.items()}
         offered = OfferedRows(components, tokens, prefix, None if aux is None else aux_row(layout, aux, "decode"))
         with self.rooms.lock:

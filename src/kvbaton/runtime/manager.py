@@ -45,7 +45,7 @@ class Manager:
     ``model`` must be the same text on both sides. ``transports`` are names or ready `Transport` objects, in order of
     preference; the prefill side chooses. ``bind`` is the host to listen on, and ``advertise`` the host that peers are
     told (needed when ``bind`` is a wildcard). ``destination_index`` of ``destinations`` says which of the decode ranks
-    that serve one room together this one is.
+    that serve one room together this one is; by default what its coords say: all of tp, pp and cp serve it together.
 
     Raises `LayoutError` if the layout does not hold together, `ConfigurationError` for arguments that do not fit,
     `TransportUnavailable` if none of the transports can reach this memory, and `RegistryError` if a prefill rank
@@ -61,19 +61,26 @@ class Manager:
         registry: Union[RegistryClient, str, None] = None,  # noqa: UP007
         model: str = "",
         deployment: str = "default",
-        transports: Sequence[Union[str, Transport]] = ("shm", "tcp"),  # noqa: UP007
+        transports: Union[str, Sequence[Union[str, Transport]]] = ("shm", "tcp"),  # noqa: UP007
         bind: str = "127.0.0.1",
         advertise: str | None = None,
-        destination_index: int = 0,
-        destinations: int = 1,
+        destination_index: int | None = None,
+        destinations: int | None = None,
         settings: Settings | None = None,
     ) -> None:
         if role not in ("prefill", "decode"):
             raise ConfigurationError(f"role {role!r} is neither 'prefill' nor 'decode'")
         if role == "prefill" and registry is None:
             raise ConfigurationError("a prefill rank needs a registry to be found by decode ranks: pass registry=")
+        _check_regions(regions)
         check_layout(layout, [region.nbytes for region in regions])
-        _check_limits(layout, model, destination_index, destinations)
+        if (destination_index is None) != (destinations is None):
+            raise ConfigurationError("pass destination_index and destinations together, or neither of them")
+        index = layout.coords.number if destination_index is None else destination_index
+        count = layout.coords.ranks if destinations is None else destinations
+        _check_limits(layout, model, index, count)
+        if isinstance(transports, str):
+            transports = [transports]
         self.layout = layout
         self.role: Role = role
         self.instance = _instance_of(transports)
@@ -108,7 +115,7 @@ class Manager:
         if role == "prefill":
             self.side = PrefillSide(self._context)
         else:
-            self.side = DecodeSide(self._context, deployment, destination_index, destinations)
+            self.side = DecodeSide(self._context, deployment, index, count)
         self._control.start(self.side)
         self._heartbeat: threading.Thread | None = None
         self._announcer: Announcer | None = None
@@ -294,6 +301,14 @@ def _checked_dp_rank(room: int, dp_rank: int | None) -> int | None:
             f"decode: room {room}: dp_rank {dp_rank!r} is not within 0..{MAX_RANKS - 1}; pass None to have it found"
         )
     return number
+
+
+def _check_regions(regions: Sequence[Region]) -> None:
+    for number, region in enumerate(regions):
+        if not isinstance(region, Region):
+            raise ConfigurationError(
+                f"region {number} is of type {type(region).__name__}; pass kvbaton.Region.of(memory) for each"
+            )
 
 
 def _check_limits(layout: RankLayout, model: str, destination_index: int, destinations: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbaton.errors import RowsError
-from kvbaton.layout import Component, RankLayout
+from kvbaton.layout import Component, Ownership, RankLayout
 from kvbaton.plan import Pages
 from kvbaton.protocol.messages import MAX_TOKENS
 
@@ -38,7 +38,7 @@ def to_pages(layout: RankLayout, component: Component, rows: RowsLike, tokens: t
         size = component.page_size
         array = _int64(component, rows, side)
         expected = -(-last // size) - first // size if last > first else 0
-        if len(array) != expected:
+        if len(array) != expected and (len(array) or component.kind.has_entries(tokens)):
             raise RowsError(
                 f"{side}: component {component.name}: {len(array)} rows given for tokens {tokens[0]}..{tokens[1]}, "
                 f"which lie in {expected} pages of {size} tokens; pass kvbaton.Pages(rows, start) where the rows begin "
@@ -77,6 +77,30 @@ def _check_registered(component: Component, rows: npt.NDArray[np.int64], side: s
         )
 
 
+def offered_pages(layout: RankLayout, rows: Mapping[str, RowsLike], tokens: int, prefix: int) -> dict[str, Pages]:
+    """`pages_by_component` for the rows of an offer. Raises `RowsError` also where a row would be written twice."""
+    needed = {component.name: component.kind.needed(tokens, prefix) for component in layout.components}
+    pages = pages_by_component(layout, rows, needed, "decode")
+    for component in layout.components:
+        if component.name in pages:
+            _check_distinct(component, pages[component.name], layout.owned_of(component), needed[component.name])
+    return pages
+
+
+def _check_distinct(component: Component, pages: Pages, owned: Ownership, tokens: tuple[int, int]) -> None:
+    rows = pages.rows
+    if component.kind.has_tokens and not component.kind.ring:
+        # Rows of other tokens are not written: many engines fill their lists up with a row that holds nothing.
+        first, last = (max(owned.local_count(token) - pages.start, 0) for token in tokens)
+        rows = rows[first // component.page_size : -(-last // component.page_size)]
+    if rows.size and np.bincount(rows - rows.min()).max() > 1:
+        twice = int(rows.min() + np.argmax(np.bincount(rows - rows.min()) > 1))
+        raise RowsError(
+            f"decode: component {component.name}: row {twice} is offered for two places of the request; each needs a "
+            f"row of its own"
+        )
+
+
 def pages_by_component(
     layout: RankLayout, rows: Mapping[str, RowsLike], ranges: Mapping[str, tuple[int, int]], side: str
 ) -> dict[str, Pages]:
@@ -89,6 +113,8 @@ def pages_by_component(
     for name, value in rows.items():
         if name not in known:
             raise RowsError(f"{side}: component {name} is not registered; registered are {', '.join(known)}")
+        if known[name].kind.aux:
+            raise RowsError(f"{side}: component {name} is aux data: pass its row as aux=, not with the other rows")
         pages[name] = to_pages(layout, known[name], value, ranges.get(name, (0, 0)), side)
     return pages
 

@@ -135,8 +135,7 @@ def open_ranks(pools: Pools, *, role: Role, **options: Any) -> RankGroup:
 
     def make(index: int) -> Manager:
         rank = pools.ranks[index]
-        side = {"destination_index": rank.shard.number, "destinations": pools.grid.size} if role == "decode" else {}
-        return Manager(rank.layout, rank.regions, role=role, **{**side, **options})
+        return Manager(rank.layout, rank.regions, role=role, **options)
 
     return RankGroup(make, [rank.shard.coords for rank in pools.ranks])
 
