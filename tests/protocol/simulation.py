@@ -319,7 +319,7 @@ class World:
             return
         core = self.prefills[rank] if side == "prefill" else self.decodes[rank]
         if side == "prefill":
-            self.perform_prefill(rank, core.close(life.room))
+            self.perform_prefill(rank, core.close(life.room, self.now))
         else:
             self.perform_decode(rank, core.close(life.room, self.now))
         life.closed = True
@@ -463,6 +463,7 @@ class World:
         for core in (*self.prefills, *self.decodes):
             sizes = core.table_sizes()
             sizes.pop("peers")
+            sizes.pop("remembered", None)
             assert not any(sizes.values()), f"tables are not empty at the end: {sizes}"
         return self.outcomes
 

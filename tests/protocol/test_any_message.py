@@ -106,7 +106,7 @@ def test_prefill_core(data):
             watch.see(core.written(ticket, data.draw(st.sampled_from(["", "broken"])), now))
         elif step == "close":
             watch.ended.pop(room, None)
-            watch.see(core.close(room))
+            watch.see(core.close(room, now))
         elif step == "tick":
             watch.see(core.tick(now))
         elif step == "lost":
@@ -115,11 +115,12 @@ def test_prefill_core(data):
     for room in range(4):
         assert core.status(room).terminal
         watch.ended.pop(room, None)
-        watch.see(core.close(room))
+        watch.see(core.close(room, now))
     for ticket in watch.tickets:
         core.written(ticket, "late", now)
     for peer in "abc":
         core.peer_lost(peer, "gone", now)
+    core.tick(now + 2000)
     assert not any(core.table_sizes().values())
     assert core.next_deadline() is None
 

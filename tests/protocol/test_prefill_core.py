@@ -63,7 +63,7 @@ def finish(core, room=7, tokens=32, ranges=None, slots=(), aux=False, now=0.0, h
 
 def empty_but_peers(core):
     sizes = core.table_sizes()
-    del sizes["peers"]
+    del sizes["peers"], sizes["remembered"]
     return not any(sizes.values())
 
 
@@ -94,7 +94,7 @@ def test_one_room_from_open_to_success(offer_first):
         RowsReleased(7),
     ]
     assert core.rows_released(7)
-    core.close(7)
+    core.close(7, 0.0)
     assert core.status(7) is Status.FAILED
     assert empty_but_peers(core)
 
@@ -249,7 +249,7 @@ def test_an_offer_counts_once_and_other_epochs_do_not_touch_the_room():
     assert core.offer(7, "d0") == offer(epoch=2)
     assert core.table_sizes()["parked"] == 1
     core.abort(7, "enough", 0.0)
-    core.close(7)
+    core.close(7, 0.0)
     assert core.open(7, 1.0) == [RoomChanged(7, Status.TRANSFERRING)]
     assert core.offer(7, "d0") == offer(epoch=3, rows=(8, 9))
 
@@ -270,7 +270,7 @@ def test_an_offer_after_its_abort_starts_nothing():
     assert core.handle("d0", offer(), 1.0) == []
     assert core.open(7, 2.0) == []
     assert core.status(7) is Status.WAITING
-    core.close(7)
+    core.close(7, 0.0)
     assert empty_but_peers(core)
 
 
@@ -280,7 +280,7 @@ def test_a_peer_that_withdrew_before_its_offer_may_offer_for_the_next_life():
     actions = core.handle("d0", Abort(7, 1, "changed its mind", "TransferAborted", offered=False), 0.0)
     assert actions[0] == RoomChanged(7, Status.FAILED, "decode rank 0: changed its mind", TransferAborted)
     assert core.handle("d0", offer(epoch=2), 1.0) == []
-    core.close(7)
+    core.close(7, 0.0)
     assert core.open(7, 2.0) == [RoomChanged(7, Status.TRANSFERRING)]
 
 
@@ -291,7 +291,7 @@ def test_an_offer_after_success_is_for_the_next_life():
     finish(core)
     assert core.status(7) is Status.SUCCESS
     assert core.handle("d0", offer(epoch=2), 1.0) == []
-    core.close(7)
+    core.close(7, 0.0)
     assert core.open(7, 2.0) == [RoomChanged(7, Status.TRANSFERRING)]
 
 
@@ -361,7 +361,7 @@ def test_deadlines_name_what_is_waited_for():
     changed = core.tick(30.0)[0]
     assert (changed.status, changed.error) == (Status.FAILED, DeadlineExceeded)
     assert "after 30 s 1 decode ranks (of 2)" in changed.reason
-    core.close(7)
+    core.close(7, 0.0)
 
     core.open(8, 100.0)
     for peer in ("d0", "d1"):
@@ -400,7 +400,8 @@ def test_ten_replaced_peers_leave_nothing_behind():
         core.open(3, 0.0)
         core.handle(f"in:{number}", offer(room=3, epoch=2), 0.0)
         core.peer_lost(f"in:{number}", "replaced", 0.0)
-        core.close(3)
+        core.close(3, 0.0)
+        core.tick(LIMITS.recent_seconds)
         assert not any(core.table_sizes().values())
 
 
@@ -453,7 +454,7 @@ def test_a_closed_room_still_drains_and_its_number_is_taken_until_then():
     core.open(7, 0.0)
     core.handle("d0", offer(), 0.0)
     (write,) = of_kind(finish(core), StartWrite)
-    core.close(7)
+    core.close(7, 0.0)
     assert core.status(7) is Status.FAILED
     assert not core.rows_released(7)
     with pytest.raises(RoomError, match="last writes"):
@@ -463,20 +464,61 @@ def test_a_closed_room_still_drains_and_its_number_is_taken_until_then():
     assert core.written(write.ticket, "", 2.0) == [Send("d0", AbortAck(7, 1, 0, drained=True)), RowsReleased(7)]
     assert core.rows_released(7)
     core.open(7, 3.0)
-    core.close(7)
+    core.close(7, 0.0)
     assert empty_but_peers(core)
 
 
-def test_a_rank_that_did_not_join_ends_only_a_room_that_nobody_has_offered():
-    core = core_with()
-    core.open(7, 0.0)
-    core.open(8, 0.0)
+def test_a_rank_that_did_not_join_ends_a_room_that_waits_for_it():
+    core = core_with(share(of=2), share())
+    for room in (7, 8, 9):
+        core.open(room, 0.0)
     core.handle("d0", offer(room=8), 1.0)
+    core.handle("d1", offer(room=9), 1.0)
     refused = Abort(7, 1, "dtype is bfloat16 here and float16 there")
-    (changed, *_) = core.withdrawn(refused)
-    assert (changed.room, changed.status) == (7, Status.FAILED)
-    assert changed.reason == f"a decode rank did not pass the handshake: {refused.reason}"
-    assert core.withdrawn(msgspec.structs.replace(refused, room=8)) == []
-    assert core.withdrawn(msgspec.structs.replace(refused, room=9)) == []
-    assert core.unexpected["Abort of a rank that did not join"] == 2
-    assert core.status(8) is Status.TRANSFERRING
+    for room in (7, 8):
+        (changed, *_) = core.withdrawn(msgspec.structs.replace(refused, room=room), 2.0)
+        assert (changed.room, changed.status) == (room, Status.FAILED)
+        assert changed.reason == f"a decode rank did not pass the handshake: {refused.reason}"
+    # Every rank of this one has offered: whoever says so is none of them.
+    assert core.withdrawn(msgspec.structs.replace(refused, room=9), 2.0) == []
+    assert core.unexpected["Abort of a rank that did not join"] == 1
+    assert core.status(9) is Status.TRANSFERRING
+
+
+@pytest.mark.parametrize(
+    ("opened", "status"), [(LIMITS.recent_seconds - 1, Status.FAILED), (LIMITS.recent_seconds, Status.WAITING)]
+)
+def test_a_room_that_was_withdrawn_before_it_was_opened(opened, status):
+    core = core_with()
+    assert core.withdrawn(Abort(7, 1, "another model"), 0.0) == []
+    core.tick(opened)
+    core.open(7, opened)
+    assert core.status(7) is status
+    core.close(7, opened)
+    core.open(7, opened)
+    assert core.status(7) is Status.WAITING
+    core.close(7, opened)
+    assert core.table_sizes()["remembered"] == 1
+    core.tick(200.0)
+    assert core.table_sizes()["remembered"] == 0
+    assert empty_but_peers(core)
+
+
+def test_an_offer_that_comes_after_the_room_was_cancelled_and_closed():
+    core = core_with(share(of=2), share(index=1, of=2))
+    core.open(7, 0.0)
+    core.handle("d1", offer(), 0.5)
+    core.abort(7, "the client went away", 1.0)
+    core.close(7, 1.0)
+    abort, ack = sent(core.handle("d0", offer(), 1.5))
+    assert (abort.room, abort.epoch, abort.reason) == (7, 1, "the client went away")
+    assert ack == AbortAck(7, 1, 0, drained=True)
+    # Now both know: what they offer next is for the next life of the number.
+    for peer in ("d0", "d1"):
+        assert core.handle(peer, offer(epoch=2), 2.0) == []
+    core.open(7, 3.0)
+    assert core.status(7) is Status.TRANSFERRING
+    core.abort(7, "", 4.0)
+    core.close(7, 4.0)
+    core.tick(100.0)
+    assert empty_but_peers(core)

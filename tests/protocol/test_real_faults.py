@@ -90,7 +90,7 @@ class Pair:
 
     def close(self, room=7):
         for part, core in enumerate(self.prefills):
-            self.run(part, core.close(room))
+            self.run(part, core.close(room, self.now))
         self.run(None, self.decode.close(room, self.now))
 
     def nothing_left(self):

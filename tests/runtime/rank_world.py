@@ -219,7 +219,7 @@ class World:
 def kept(manager):
     """What a manager keeps for rooms and tickets, by table, without what is empty."""
     side = manager.side
-    sizes = {name: size for name, size in side.core.table_sizes().items() if name != "peers"}
+    sizes = {name: size for name, size in side.core.table_sizes().items() if name not in ("peers", "remembered")}
     sizes["side_rooms"] = len(side.rooms)
     if manager.role == "prefill":
         sizes |= {"writes": len(side._writes), "handshakes": len(side._destinations._handshakes)}

@@ -4,7 +4,7 @@ import pytest
 from rank_world import succeeded, wait_over
 
 import kvbaton as kb
-from kvbaton.errors import TransferFailed
+from kvbaton.errors import RowsError, TransferFailed
 from kvbaton.layout import PAGED, TOKEN, Field, Kind, component, compressed, ring, tail, window
 
 TOKENS = 50
@@ -90,22 +90,63 @@ def test_pages_without_a_complete_entry_may_be_given_or_left_out(world, tokens, 
     assert receiver.bytes_by_component.get("c", 0) == entries * 2 * (3 * 2 + 4)
 
 
-def test_a_ring_that_is_too_small_for_the_window_fails_its_room_only(world):
+def test_a_ring_that_is_too_small_is_refused_at_the_offer(world):
     (source,) = world.prefill(layout(ring(13), 4))
     (destination,) = world.decode(layout(ring(13), 4))
     receiver, sender = destination.manager.receiver(1), source.manager.sender(1)
-    receiver.offer({"c": [1, 2, 3]}, TOKENS)
-    sender.finish({"c": [4, 5, 6, 7]}, (0, TOKENS))
-    wait_over(sender, receiver)
-    for room in (sender, receiver):
-        assert "destination: component c: a ring of 3 rows holds 12 tokens, but" in room.reason
-    destination.check_rest()
+    with pytest.raises(RowsError, match="decode: component c: a ring of 3 rows holds 12 tokens, but 13 are needed"):
+        receiver.offer({"c": [1, 2, 3]}, TOKENS)
     source.fill("c", [4, 5, 6, 7], (37, TOKENS))
-    receiver, sender = destination.manager.receiver(2), source.manager.sender(2)
     receiver.offer({"c": [1, 2, 3, 8]}, TOKENS)
     sender.finish({"c": [4, 5, 6, 7]}, (0, TOKENS))
     succeeded(sender, receiver)
     destination.check("c", [1, 2, 3, 8], (37, TOKENS))
+
+
+@pytest.mark.parametrize("offer_first", [True, False])
+def test_a_ring_that_lost_what_is_needed_fails_its_room(world, offer_first):
+    """Each chunk fits into the ring of the source; the window that they make up together does not."""
+    (source,) = world.prefill(layout(ring(13), 4))
+    (destination,) = world.decode(layout(ring(13), 4))
+    receiver, sender = destination.manager.receiver(1), source.manager.sender(1)
+    if offer_first:
+        receiver.offer({"c": [1, 2, 3, 8]}, TOKENS)
+    for begin, end in ((0, 30), (30, 42), (42, TOKENS)):
+        sender.send({"c": [4, 5, 6]}, (begin, end))
+    sender.finish()
+    if not offer_first:
+        receiver.offer({"c": [1, 2, 3, 8]}, TOKENS)
+    wait_over(sender, receiver)
+    for room in (sender, receiver):
+        assert "source: component c: a ring of 3 rows holds 12 tokens, but tokens 37..50 are needed" in room.reason
+    destination.check_rest()
+
+
+@pytest.mark.parametrize("as_ring", [True, False])
+def test_ranks_that_share_the_tokens_keep_only_those_of_the_window(world, as_ring):
+    """Four ranks, a token in turn to each: their rows hold nothing but their own tokens of the window."""
+    kind, windowed = (ring(8), window(8)) if as_ring else (window(8), ring(8))
+    plain = layout(kind, 1)
+    sources = world.prefill(
+        *(kb.RankLayout(plain.components, kb.Coords(cp=(rank, 4)), kb.Ownership(1, 4, rank)) for rank in range(4))
+    )
+    (destination,) = world.decode(layout(windowed, 4))
+    receiver = destination.manager.receiver(1)
+    receiver.offer({"c": [1, 2, 3]}, 18)
+    senders = [source.manager.sender(1) for source in sources]
+    for rank, (source, sender) in enumerate(zip(sources, senders, strict=True)):
+        # Tokens 10 to 17, two of them on each rank, of the local ones.
+        tokens = [token for token in range(10, 18) if token % 4 == rank]
+        local = [token // 4 for token in tokens]
+        rows = [9, 5]
+        held = [rows[number % 2] for number in local] if as_ring else rows
+        for token, row in zip(tokens, held, strict=True):
+            source.fill("c", [row], (token, token + 1), start=token)
+        sender.finish({"c": rows if as_ring else kb.Pages(rows, local[0])}, (0, 18))
+    succeeded(receiver, *senders)
+    start = 0 if not as_ring else 8
+    destination.check("c", [1, 2, 3], (10, 18), start=start)
+    destination.check_rest()
 
 
 def test_kinds_that_hold_other_content_are_refused_with_both(world):

@@ -21,10 +21,11 @@ class Kind(msgspec.Struct, frozen=True, array_like=True):
       no compressed entry stands yet.
     * ``ring``: the rows of a request are used in turn. Page ``p`` lies in row ``p % rows``, so that the rows hold the
       last tokens only. One row for each request with ``page_size`` entries is a ring of that size.
-    * ``reused``: whether a decode engine that has a prefix of the request already has it in this component too.
+    * ``reused``: whether a decode engine that has a prefix of the request already has it in this component too (the
+      decode side's business alone).
     * ``aux``: small values that are sent last, over the control channel (``per`` request only).
 
-    Both sides must agree on all of them but ``ring``, which says where entries are and not which.
+    Both sides must agree on all of them but ``ring``, which says where entries are and not which, and ``reused``.
     """
 
     per: Literal["token", "request"] = "token"
@@ -54,7 +55,7 @@ class Kind(msgspec.Struct, frozen=True, array_like=True):
     @property
     def content(self) -> Kind:
         """What both sides must agree on."""
-        return msgspec.structs.replace(self, ring=False)
+        return msgspec.structs.replace(self, ring=False, reused=True)
 
     def needed(self, tokens: int, prefix: int = 0) -> tuple[int, int]:
         """The tokens ``[first, last)`` of a request of ``tokens`` tokens that a receiver with ``prefix`` tokens lacks.

@@ -58,14 +58,18 @@ class Stream:
     whole: Boxes
     single: Boxes
 
-    def bind(self, first: int, last: int, source: Pages, destination: Pages) -> list[Transfer]:
-        """Return the transfers for the entries that end in ``[first, last)`` of the tokens; raises `RowsError`."""
-        first, last = first // self.ratio, last // self.ratio
-        source, destination = (Pages(pages.rows, pages.start // self.ratio) for pages in (source, destination))
+    def check_rings(self, first: int, last: int, source: Pages, destination: Pages) -> None:
+        """Raise `RowsError` where a ring cannot hold the entries that end in ``[first, last)`` of the tokens."""
         for end, pages in ((self.source, source), (self.destination, destination)):
             if end.ring:
-                local = end.owned.local_count(first), end.owned.local_count(last)
-                check_ring(pages, end.page_size, *local, end.where)
+                start, stop = (end.owned.local_count(token // self.ratio) for token in (first, last))
+                check_ring(pages, end.page_size, start, stop, end.where)
+
+    def bind(self, first: int, last: int, source: Pages, destination: Pages) -> list[Transfer]:
+        """Return the transfers for the entries that end in ``[first, last)`` of the tokens; raises `RowsError`."""
+        self.check_rings(first, last, source, destination)
+        first, last = first // self.ratio, last // self.ratio
+        source, destination = (Pages(pages.rows, pages.start // self.ratio) for pages in (source, destination))
         if self.aligned:
             first, last = self.source.owned.local_count(first), self.source.owned.local_count(last)
         low, high = -(-first // self.unit) * self.unit, last // self.unit * self.unit
@@ -180,6 +184,16 @@ class PairPlan:
                 )
             transfers.extend(stream.bind(first, last, source, destination))
         return transfers
+
+    def check_rings(self, component: str, tokens: int, prefix: int, source: Pages, destination: Pages) -> None:
+        """Raise `RowsError` where the rows of a ring cannot hold all that a request needs at once.
+
+        The request has ``tokens`` tokens, of which the receiver has ``prefix``. `bind` sees one chunk of them only.
+        """
+        kind = self._kinds.get(component)
+        needed = (0, 0) if kind is None else kind.needed(tokens, prefix)
+        for stream in self._streams.get(component, ()):
+            stream.check_rings(*needed, source, destination)
 
     def bind_slots(self, component: str, source_rows: object, destination_rows: object) -> list[Transfer]:
         """Return the transfers that copy ``source_rows[i]`` to ``destination_rows[i]`` of a component without tokens.

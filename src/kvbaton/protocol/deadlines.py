@@ -23,6 +23,8 @@ class Deadlines:
     """Bytes of row indices in those Offers."""
     parked_seconds: float = 120.0
     """How long such an Offer is kept before it is refused."""
+    recent_seconds: float = 5.0
+    """How long it is remembered that a room ended before all had offered, or was withdrawn before it was opened."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

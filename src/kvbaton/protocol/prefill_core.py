@@ -17,7 +17,8 @@ from kvbaton.protocol.failures import Failure
 from kvbaton.protocol.messages import Abort, AbortAck, Message, Offer, Ping, Pong
 from kvbaton.protocol.parking import Parking
 from kvbaton.protocol.prefill_peer import PrefillPeer
-from kvbaton.protocol.prefill_room import Destination, Finish, PrefillRoom, Submission, check_ranges, merge
+from kvbaton.protocol.prefill_room import Destination, EndedEarly, Finish, PrefillRoom, Submission, check_ranges, merge
+from kvbaton.protocol.recent import Recent
 from kvbaton.protocol.shares import PeerShare, find_fault, needed
 from kvbaton.protocol.status import Status
 
@@ -30,6 +31,9 @@ class PrefillCore(Core[PrefillRoom]):
         self._peers: dict[str, PrefillPeer] = {}
         self._tickets: dict[int, tuple[PrefillRoom, Destination]] = {}
         self._parking = Parking(self._deadlines)
+        self._ended: Recent[EndedEarly] = Recent(self._deadlines.recent_seconds)
+        self._withdrawn: Recent[Failure] = Recent(self._deadlines.recent_seconds)
+        """Rooms that will not be offered, and are not open yet."""
         self._numbers = itertools.count(1)
 
     # Peers.
@@ -60,13 +64,17 @@ class PrefillCore(Core[PrefillRoom]):
             actions += self._fail(room, lost)
         return actions
 
-    def withdrawn(self, abort: Abort) -> list[Action]:
-        """A decode rank that did not pass the handshake will not offer its rows: the room that waits for it fails."""
-        room = self._rooms.get(abort.room)
-        if room is None or room.destinations:
-            return self._ignore("Abort of a rank that did not join")
+    def withdrawn(self, abort: Abort, now: float) -> list[Action]:
+        """A decode rank that did not pass the handshake will not offer its rows: the room that waits for it fails.
+
+        Also if it is opened soon afterwards: the engine hears of a request at another time than its peer.
+        """
         failure = Failure.named(abort.error, f"a decode rank did not pass the handshake: {abort.reason}")
-        return self._fail(room, failure)
+        room = self._rooms.get(abort.room)
+        if room is None:
+            self._withdrawn.put(abort.room, failure, now)
+            return []
+        return self._ignore("Abort of a rank that did not join") if room.all_offered else self._fail(room, failure)
 
     # Calls of the engine.
 
@@ -78,7 +86,11 @@ class PrefillCore(Core[PrefillRoom]):
         state = PrefillRoom(room, opened=now, progress=now)
         self._rooms[room] = state
         self._timers.set(state, now + self._deadlines.offer_wait)
+        self._ended.take(room, now)
         actions: list[Action] = []
+        withdrawn = self._withdrawn.take(room, now)
+        if withdrawn is not None:
+            actions += self._fail(state, withdrawn)
         for parked in self._parking.take(room):
             actions += self._place(state, parked.peer, parked.offer, now)
         return actions
@@ -132,13 +144,15 @@ class PrefillCore(Core[PrefillRoom]):
         state = self._rooms.get(room)
         return [] if state is None else self._fail(state, Failure(TransferAborted, reason))
 
-    def close(self, room: int) -> list[Action]:
+    def close(self, room: int, now: float) -> list[Action]:
         """Forget the room; one that has not ended is aborted. Its number is free again once its writes have ended."""
         state = self._rooms.get(room)
         if state is None:
             return []
         actions = self._fail(state, Failure(TransferAborted, "the sender was closed before the room had ended"))
         state.closed = True
+        if state.failure is not None and not state.all_offered:
+            self._ended.put(room, EndedEarly(state.failure, {*state.destinations, *state.withdrawn}), now)
         self._forget_if_over(state)
         return actions
 
@@ -156,13 +170,17 @@ class PrefillCore(Core[PrefillRoom]):
         return min((when for when in (self._timers.next(), self._parking.next()) if when is not None), default=None)
 
     def table_sizes(self) -> dict[str, int]:
-        """How much is kept, by table: all zero, but for peers, when no room is open and nothing is on its way."""
+        """How much is kept, by table: all zero when no room is open and nothing is on its way.
+
+        But for peers, and for what is remembered of rooms for `Deadlines.recent_seconds`.
+        """
         return {
             "peers": len(self._peers),
             "rooms": len(self._rooms),
             "tickets": len(self._tickets),
             "timers": len(self._timers),
             "parked": len(self._parking),
+            "remembered": len(self._ended) + len(self._withdrawn),
             "epochs": sum(peer.pending_epochs for peer in self._peers.values()),
             "rooms_of_peers": sum(len(peer.rooms) for peer in self._peers.values()),
         }
@@ -177,7 +195,7 @@ class PrefillCore(Core[PrefillRoom]):
         if isinstance(message, Offer):
             return self._on_offer(peer, state, message, now)
         if isinstance(message, Abort):
-            return self._on_abort(peer, state, message)
+            return self._on_abort(peer, state, message, now)
         if isinstance(message, Ping):
             return [Send(peer, Pong(message.number))]
         if isinstance(message, Pong):
@@ -207,6 +225,8 @@ class PrefillCore(Core[PrefillRoom]):
     def tick(self, now: float) -> list[Action]:
         """Let time pass: fail what has lasted too long."""
         actions: list[Action] = []
+        self._ended.expire(now)
+        self._withdrawn.expire(now)
         for room in self._timers.due(now):
             when, failure = room.deadline(self._deadlines)
             if when > now:
@@ -249,6 +269,10 @@ class PrefillCore(Core[PrefillRoom]):
             self.unexpected["malformed Offer"] += 1
             return self._reject(peer, offer, fault)
         room = self._rooms.get(offer.room)
+        ended = self._ended.get(offer.room, now) if room is None or room.closed else None
+        if ended is not None and peer not in ended.peers:
+            ended.peers.add(peer)
+            return self._refuse(peer, offer, ended.failure)
         if room is None or room.is_over_for(peer, offer.epoch):
             refusal = self._parking.put(peer, offer, now)
             return self._refuse(peer, offer, Failure(TransferFailed, refusal)) if refusal else []
@@ -339,9 +363,12 @@ class PrefillCore(Core[PrefillRoom]):
             actions += self._release_if_quiet(room)
         return actions
 
-    def _on_abort(self, peer: str, state: PrefillPeer, abort: Abort) -> list[Action]:
+    def _on_abort(self, peer: str, state: PrefillPeer, abort: Abort, now: float) -> list[Action]:
         ack = AbortAck(abort.room, abort.epoch, state.share.part, drained=True)
         failure = Failure.named(abort.error, f"decode rank {state.share.destination_index}: {abort.reason}")
+        ended = self._ended.get(abort.room, now)
+        if ended is not None:
+            ended.peers.add(peer)
         room = self._rooms.get(abort.room)
         destination = room.destinations.get(peer) if room else None
         if abort.epoch in state.seen:

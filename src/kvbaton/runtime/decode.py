@@ -191,6 +191,7 @@ class DecodeSide(Side[ReceiverRoom]):
         if entry.room.poll().terminal:
             return []
         self._finder.forget(entry.room.room, registry)
+        self._sources.forget_withdrawn(entry.room.room)
         key = self._sources.only_replica(registry) if dp_rank is None else SourceKey(registry, dp_rank)
         if key is not None:
             return self._use(entry, key, client)

@@ -159,7 +159,7 @@ class PrefillSide(Side[SenderRoom]):
         if isinstance(message, Hello):
             self._destinations.on_hello(peer, message)
         elif isinstance(message, Abort) and self._destinations.is_outside(peer):
-            self.perform(self.core.withdrawn(message))
+            self.perform(self.core.withdrawn(message, self.context.now()))
         else:
             self.perform(self.core.handle(peer, message, self.context.now()))
 
@@ -189,7 +189,7 @@ class PrefillSide(Side[SenderRoom]):
             self.perform(self._fail(entry, reason, TransferFailed))
 
     def _close_in_core(self, number: int) -> list[Action]:
-        return self.core.close(number)
+        return self.core.close(number, self.context.now())
 
     @staticmethod
     def _keep(entry: SenderRoom, handle: int, chunk: Mapping[str, Pages]) -> None:
@@ -234,8 +234,8 @@ class PrefillSide(Side[SenderRoom]):
         destination, entry = self._destinations.get(action.peer), self.rooms.get(action.room)
         if destination is None or entry is None:
             return self.core.written(action.ticket, "the decode rank is gone", self.context.now())
-        offered = self.core.offer(action.room, action.peer).components
-        self._writes.start(action, destination, entry.chunks[action.handle], offered)
+        offer = self.core.offer(action.room, action.peer)
+        self._writes.start(action, destination, entry.chunks[action.handle], offer)
         return []
 
     def _with_aux(self, peer: str, done: Done) -> Done:

@@ -83,16 +83,24 @@ def offered_pages(layout: RankLayout, rows: Mapping[str, RowsLike], tokens: int,
     pages = pages_by_component(layout, rows, needed, "decode")
     for component in layout.components:
         if component.name in pages:
-            _check_distinct(component, pages[component.name], layout.owned_of(component), needed[component.name])
+            _check_places(component, pages[component.name], layout.owned_of(component), needed[component.name])
     return pages
 
 
-def _check_distinct(component: Component, pages: Pages, owned: Ownership, tokens: tuple[int, int]) -> None:
+def _check_places(component: Component, pages: Pages, owned: Ownership, tokens: tuple[int, int]) -> None:
     rows = pages.rows
     if component.kind.has_tokens and not component.kind.ring:
         # Rows of other tokens are not written: many engines fill their lists up with a row that holds nothing.
         first, last = (max(owned.local_count(token) - pages.start, 0) for token in tokens)
         rows = rows[first // component.page_size : -(-last // component.page_size)]
+    elif component.kind.ring:
+        local = [owned.local_count(token) for token in tokens]
+        if local[1] - local[0] > len(rows) * component.page_size:
+            raise RowsError(
+                f"decode: component {component.name}: a ring of {len(rows)} rows holds "
+                f"{len(rows) * component.page_size} tokens, but {local[1] - local[0]} are needed ({tokens[0]} to "
+                f"{tokens[1]}); offer more rows"
+            )
     if rows.size and np.bincount(rows - rows.min()).max() > 1:
         twice = int(rows.min() + np.argmax(np.bincount(rows - rows.min()) > 1))
         raise RowsError(
@@ -159,7 +167,8 @@ def _first_token(layout: RankLayout, component: Component, pages: Pages, tokens:
         start = pages.start
         # A rank that owns some of the tokens has no row of the others, and still gives all of its own.
         held = start > owned.local_count(tokens[0]) // size * size
-    return max(tokens[0], owned.global_token(start)) if held else tokens[0]
+    # From the token after the last one that the rank owns and these rows lack: those between are others' business.
+    return max(tokens[0], owned.global_token(start - 1) + 1) if held else tokens[0]
 
 
 def aux_row(layout: RankLayout, row: int, side: str) -> int:

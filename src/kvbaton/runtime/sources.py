@@ -78,6 +78,11 @@ class Sources:
         source = self._current.get(key)
         return key if source is not None and source.alone else None
 
+    def forget_withdrawn(self, number: int) -> None:
+        """The number is opened anew: nobody is told any more that an earlier room of it failed."""
+        for source in (*self._current.values(), *self._retired):
+            source.withdrawn = [each for each in source.withdrawn if each.room != number]
+
     def leave(self, number: int, source: Source) -> None:
         """A room needs its source no more."""
         source.rooms.discard(number)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvbaton.plan import Pages, PairPlan, Transfer
-from kvbaton.protocol import Rows, StartWrite, rows_from_bytes
+from kvbaton.protocol import Offer, StartWrite, rows_from_bytes
 from kvbaton.runtime.destinations import Destination
 
 
@@ -30,14 +30,12 @@ class Writes:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def start(
-        self, action: StartWrite, destination: Destination, chunk: Mapping[str, Pages], offered: Mapping[str, Rows]
-    ) -> None:
-        """Write the pieces and slots that ``action`` names, from the rows of ``chunk`` to the ``offered`` ones.
+    def start(self, action: StartWrite, destination: Destination, chunk: Mapping[str, Pages], offer: Offer) -> None:
+        """Write the pieces and slots that ``action`` names, from the rows of ``chunk`` to those of the ``offer``.
 
         Where it raises, nothing was started.
         """
-        transfers, moved = _bind(destination.plan, action, chunk, offered)
+        transfers, moved = _bind(destination.plan, action, chunk, offer)
         self._under_way[action.ticket] = Write(action.room, action.peer, moved)
         try:
             destination.transport.write(destination.remote, transfers, action.ticket)
@@ -51,11 +49,12 @@ class Writes:
 
 
 def _bind(
-    plan: PairPlan, action: StartWrite, chunk: Mapping[str, Pages], offered: Mapping[str, Rows]
+    plan: PairPlan, action: StartWrite, chunk: Mapping[str, Pages], offer: Offer
 ) -> tuple[list[Transfer], Counter[str]]:
-    bound = {}
+    bound, offered = {}, offer.components
     for name, tokens in action.pieces.items():
         target = Pages(rows_from_bytes(offered[name].rows), offered[name].start)
+        plan.check_rings(name, offer.tokens, offer.prefix, chunk[name], target)
         bound[name] = plan.bind(name, tokens, chunk[name], target)
     for name in action.slots:
         bound[name] = plan.bind_slots(name, chunk[name].rows, rows_from_bytes(offered[name].rows))
