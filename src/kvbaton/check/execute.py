@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvbaton.check.oracle import Int64s, Memory
+from kvbaton.check.content import Int64s
+from kvbaton.check.oracle import Memory
 from kvbaton.copy import copy_boxes, gather, scatter
 from kvbaton.plan import SHAPE_COLUMNS, SIDE_COLUMNS, Transfer
 from kvbaton.plan.boxes import CAST_COLUMNS, CAST_ITEMSIZES, SCALE_BYTES, Cast

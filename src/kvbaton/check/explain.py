@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvbaton.check.oracle import Bytes, Expected, Int64s, Memory, RequestRows, blocks, held_entries
+from kvbaton.check.content import Bytes, Int64s
+from kvbaton.check.oracle import Expected, Memory, RequestRows, blocks, held_entries
 from kvbaton.layout import TOKEN, Tensor
 
 

@@ -64,7 +64,7 @@ def nearest(dtype: str, magnitudes: Float64s) -> UInt64s:
 def in_float32(values: Float64s) -> Float64s:
     """``values`` rounded to what float32 has; beyond its largest number lies infinity."""
     with np.errstate(all="ignore"):
-        return values.astype(np.float32).astype(np.float64)
+        return np.asarray(values.astype(np.float32).astype(np.float64))
 
 
 def powers_of_two(magnitudes: Float64s) -> npt.NDArray[np.bool_]:
@@ -79,7 +79,7 @@ def _magnitudes(dtype: str) -> Float64s:
     exponent, fraction = np.divmod(np.arange(1 << (exponent_bits + fraction_bits)), 1 << fraction_bits)
     bias = (1 << (exponent_bits - 1)) - 1
     steps = np.where(exponent > 0, fraction + (1 << fraction_bits), fraction)
-    values = np.ldexp(steps.astype(np.float64), np.maximum(exponent, 1) - bias - fraction_bits)
+    values: Float64s = np.ldexp(steps.astype(np.float64), np.maximum(exponent, 1) - bias - fraction_bits)
     if dtype == _NO_INFINITY:
         values[-1] = np.nan
     else:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvbaton.check.content import Int64s
 from kvbaton.check.execute import BrokenTransfer, execute
 from kvbaton.check.explain import Problem, compare
 from kvbaton.check.oracle import (
-    Int64s,
     Memory,
     RequestRows,
     Senders,
@@ -96,7 +96,8 @@ def check_pair(
     All ranks of both grids are needed, each with the layout that it would register; their memory is made here, so let
     the layouts have few rows. ``prefix`` tokens are at the destination already. ``seed`` chooses which rows the request
     has, how it is cut into chunks (which end at ``cuts`` if they are given) and in which order they arrive; 0 is the
-    plainest choice. With ``striped`` replicas share the work; with ``cast`` dtypes, factors and scales may differ. With ``most_destinations`` only so many are checked.
+    plainest choice. With ``striped`` replicas share the work; with ``cast`` dtypes, factors and scales may differ. With
+    ``most_destinations`` only so many are checked.
 
     What is wrong is in the report, whether a layout was refused, a byte is missing or one was changed that should not
     have been. Raises `ConfigurationError` for a request that makes no sense, and for ranks of more than 1 GiB.

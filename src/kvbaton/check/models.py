@@ -131,7 +131,8 @@ class World:
     @property
     def casts(self) -> list[tuple[Format, Format]]:
         """The formats of components whose sides differ in it, first that of the source."""
-        pairs = [(one.format, other.format) for one, other in zip(self.source.placed, self.destination.placed, strict=True)]
+        placed = zip(self.source.placed, self.destination.placed, strict=True)
+        pairs = [(one.format, other.format) for one, other in placed]
         return [(one, other) for one, other in pairs if one is not None and other is not None and one != other]
 
     def text(self) -> str:

@@ -120,7 +120,7 @@ class Expected(NamedTuple):
 
     def settled(self, found: Bytes) -> Bytes:
         """``memory``, with the content of ``found`` for the elements that may have it."""
-        right = self.memory.copy()
+        right: Bytes = self.memory.copy()
         for addresses, codes in self.loose:
             wide = np.zeros((len(addresses), 8), np.uint8)
             wide[:, : addresses.shape[1]] = found[addresses]
@@ -207,7 +207,7 @@ def blocks(memory: Memory, component: Component, request: RequestRows, entries: 
 def write_content(
     memory: Memory, component: Component, request: RequestRows, entries: Int64s, tokens: int, senders: Senders
 ) -> None:
-    """Put the logical content of ``entries`` (or slots) into ``memory``, one of ``senders``, as its rank lays it out."""
+    """Put the logical content of ``entries`` (or slots) into ``memory``, as its rank, a sender, lays it out."""
     for block in blocks(memory, component, request, entries, tokens):
         memory.bytes[block.byte_addresses()] = _as_sent(block, senders)
 

@@ -126,9 +126,7 @@ def _members(axes: tuple[Axis, ...], sizes: Sizes, scale_sizes: Sizes) -> Member
         found.append((name, first, block))
     count = int(np.prod([block for _, _, block in found], dtype=np.int64))
     offsets = np.unravel_index(np.arange(count), [block for _, _, block in found]) if found else ()
-    indices = {
-        name: first[:, None] + offset for (name, first, _), offset in zip(found, offsets, strict=True)
-    }
+    indices = {name: first[:, None] + offset for (name, first, _), offset in zip(found, offsets, strict=True)}
     return Members((inner, count), indices)
 
 
