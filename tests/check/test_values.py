@@ -58,6 +58,8 @@ def test_products_that_may_be_rounded_have_bounds(monkeypatch):
     assert (np.abs(low) < np.abs(exact)).all()
     assert (np.abs(high) > np.abs(exact)).all()
     assert (np.abs(high - low) <= 2.0**-20 * np.abs(exact)).all()
+    assert np.array_equal(found.low.reshape(2, 4)[1], found.high.reshape(2, 4)[1])
+    assert found.low.reshape(2, 4)[1].tolist() == [0, 0x80000000, 0x7F800000, 0x7FC00000]
 
 
 def test_scales_of_the_sender(monkeypatch):

@@ -134,7 +134,8 @@ def _bounds(values: Float64s, exact: npt.NDArray[np.bool_]) -> tuple[Float64s, F
     """The least and the largest magnitude that float32 may have for each value."""
     magnitudes = np.abs(values)
     with np.errstate(invalid="ignore"):
-        apart = np.where(exact | (magnitudes == 0), 0.0, magnitudes * PRODUCTS + TINY)
+        exact = exact | (magnitudes == 0) | ~np.isfinite(magnitudes)
+        apart = np.where(exact, 0.0, magnitudes * PRODUCTS + TINY)
         return in_float32(np.maximum(magnitudes - apart, 0.0)), in_float32(magnitudes + apart)
 
 
