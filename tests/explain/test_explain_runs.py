@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbaton.explain import Request, explain_ranks, side_of
@@ -62,6 +62,7 @@ MODEL = {
 }
 
 
+@settings(max_examples=50, deadline=None)
 @given(sides, sides, st.integers(1, 40), st.booleans(), st.booleans())
 def test_runs_are_those_spelt_out(source, destination, tokens, contiguous, striped):
     request = Request(tokens, contiguous=contiguous)

@@ -64,4 +64,4 @@ def _bound(at: Format, to: Format) -> tuple[float, str]:
         words.append(f"the larger of 2^{round(math.log2(relative))} * abs(value) and {least}")
     if not exact:
         words.append("2^-22 * abs(value)")
-    return relative + (0.0 if exact else _PRODUCTS), ", and ".join(words) or "none: exact"
+    return relative + (0.0 if exact else _PRODUCTS), ", plus ".join(words) or "none: exact"
