@@ -77,7 +77,7 @@ def test_a_fresh_seed_is_told(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("xyz", "is not a row of hexadecimal"), ("00" * 300, "has 300 bytes, more than 116")]
+    ("name", "message"), [("xyz", "is not a row of hexadecimal"), ("00" * 300, "has 300 bytes, more than 152")]
 )
 def test_a_name_of_no_example_is_refused(name, message, monkeypatch, capsys):
     assert run(monkeypatch, "--example", name) == 2

@@ -1,13 +1,17 @@
 """The planner against the oracle on random pairs of layouts; and the oracle against planners with a fault in them."""
 
+import numpy as np
 import pytest
 
 import kvbaton.plan.template
 from kvbaton.check import check_layouts, examples, layouts
 from kvbaton.check.coverage import FEATURES
 from kvbaton.check.worlds import to_choices, world_of
+from kvbaton.copy import fallback
+from kvbaton.copy.numbers import scales_of
 from kvbaton.plan import Pages, Share, assign, compile_pair
 from kvbaton.plan.assign import overlap
+from kvbaton.plan.boxes import CONVERT, QUANTISE
 
 
 def test_every_element_arrives_and_no_other_byte_changes():
@@ -25,8 +29,8 @@ def common_pieces(change):
 def transfers(change):
     """A plan whose transfers go through ``change``."""
 
-    def compiled(*arguments):
-        plan = compile_pair(*arguments)
+    def compiled(*arguments, **options):
+        plan = compile_pair(*arguments, **options)
         bind, bind_slots = plan.bind, plan.bind_slots
         plan.bind = lambda *given: [change(each) for each in bind(*given)]
         plan.bind_slots = lambda *given: [change(each) for each in bind_slots(*given)]
@@ -67,14 +71,14 @@ def without_a_stripe(sources, destination, *, striped, **options):
     return tuple(shares)
 
 
-def never_two_senders(sources, destination, **options):
+def never_two_senders(sources, destination, *, cast, **options):
     """Every replica sends all that it holds."""
-    return [overlap(source, destination) for source in sources]
+    return [overlap(source, destination, cast=cast) for source in sources]
 
 
-def by_count(*arguments):
+def by_count(*arguments, **options):
     """Matches the last pages of both sides, wherever they begin."""
-    plan = compile_pair(*arguments)
+    plan = compile_pair(*arguments, **options)
     bind = plan.bind
 
     def matched(name, tokens, source, destination):
@@ -86,9 +90,63 @@ def by_count(*arguments):
     return plan
 
 
+def scales_of_the_next(transfer):
+    cast = transfer.boxes.cast
+    if cast is None:
+        return transfer
+    scale = cast.scale.copy()
+    scale[scale[:, 0] != -1] = np.roll(scale[scale[:, 0] != -1], 1, axis=0)
+    return transfer._replace(boxes=transfer.boxes._replace(cast=cast._replace(scale=scale)))
+
+
+def without_scales(transfer):
+    """The destination's scales are those of what comes after: nobody divides by them."""
+    cast = transfer.boxes.cast
+    if cast is None:
+        return transfer
+    how = cast.how.copy()
+    how[how[:, 0] == QUANTISE, 0] = CONVERT
+    return transfer._replace(boxes=transfer.boxes._replace(cast=cast._replace(how=how)))
+
+
+def numpy_copies(name, fault):
+    """The fallback of the copy kernel with a fault in it."""
+    return {
+        "kvbaton.copy._implementation": fallback,
+        "kvbaton.copy.fallback.warn_once": lambda reason: None,
+        f"kvbaton.copy.numbers.{name}": fault,
+    }
+
+
+def scale_of_one_element(values, dtype):
+    return scales_of(values[:, :1], dtype)
+
+
+CAST_FAULTS = {
+    "casts truncate": numpy_copies("_rounded", lambda bits, places: bits >> places),
+    "a scale of the next block": dict([transfers(scales_of_the_next)]),
+    "made scales are not used": dict([transfers(without_scales)]),
+    "a scale is made of one element": numpy_copies("scales_of", scale_of_one_element),
+}
+
+
+@pytest.mark.parametrize("faults", CAST_FAULTS.values(), ids=CAST_FAULTS.keys())
+def test_faults_of_casts_are_caught_and_shown_small(faults, monkeypatch):
+    for target, fault in faults.items():
+        monkeypatch.setattr(target, fault)
+    outcome = check_layouts(1000, 1)
+    assert outcome.failure is not None
+    assert "written with another content than the sender's" in outcome.failure.text()
+    world = world_of(to_choices(outcome.failure.name))
+    assert world.casts
+    assert "stored as" in outcome.failure.example
+    assert world.tokens <= 20
+    assert len(world.model) == 1
+
+
 FAULTS = {
     "two heads change places": (*common_pieces(swap_two), "another content than the sender's"),
-    "a state is cut as one block": (*common_pieces(one_block), "never written"),
+    "a state is cut as one block": (*common_pieces(one_block), None),
     "a stripe is missing": ("kvbaton.check.layouts.assign", without_a_stripe, "never written"),
     "replicas all send": ("kvbaton.check.layouts.assign", never_two_senders, "written more than once"),
     "one byte too many": (*transfers(one_byte_more), "written, but not part of what"),

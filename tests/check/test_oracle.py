@@ -9,7 +9,7 @@ from kvbaton.check.oracle import (
     CANARIES,
     Memory,
     RequestRows,
-    element_bytes,
+    Senders,
     expect,
     held_entries,
     local_places,
@@ -66,7 +66,7 @@ def test_content_lies_where_the_layout_says():
     memory = Memory(LAYOUT, 1)
     before = memory.bytes.copy()
     rows = RequestRows(np.array([3, 1]))
-    write_content(memory, LATENT, rows, np.array([0, 5]), 6)
+    write_content(memory, LATENT, rows, np.array([0, 5]), 6, Senders([LAYOUT]))
     changed = set(np.flatnonzero(memory.bytes != before) - CANARIES)
     # Token 0 is the first of row 3, token 5 the second of row 1; the second layer begins at byte 32.
     assert changed <= {24, 25, 10, 11, 56, 57, 42, 43}
@@ -75,32 +75,28 @@ def test_content_lies_where_the_layout_says():
 
 def test_elements_of_unlike_place_have_unlike_content():
     memory = Memory(RankLayout((mla_latent(layers=range(4), rows=9, page_size=4, latent_dim=8, dtype="int64"),)), 1)
-    write_content(memory, memory.layout.components[0], RequestRows(np.arange(9)), np.arange(36), 36)
+    write_content(memory, memory.layout.components[0], RequestRows(np.arange(9)), np.arange(36), 36, Senders([]))
     numbers = memory.bytes[CANARIES : CANARIES + 4 * 36 * 8 * 8].view(np.uint64)
     assert len(np.unique(numbers)) == 4 * 36 * 8
-
-
-def test_casts_are_not_known_yet():
-    with pytest.raises(NotImplementedError, match="bfloat16 in memory of float16"):
-        element_bytes(np.zeros(1, np.uint64), "bfloat16", "float16")
 
 
 def test_wrong_bytes_are_named():
     memory = Memory(LAYOUT, 1)
     rows = {"kv": RequestRows(np.array([3, 1]))}
-    right, written = expect(memory, rows, 6, 5, {})
+    expected = expect(memory, rows, 6, 5, Senders([LAYOUT]))
+    right, written = expected.memory, expected.written
     assert np.flatnonzero(written).tolist() == [CANARIES + byte for byte in (10, 11, 42, 43)]
     before = memory.bytes.copy()
     writes = np.zeros(len(before), np.int64)
     memory.bytes[:] = right
     writes[written] = 1
-    assert compare(memory, before, right, written, writes, rows, 6, 0) == []
+    assert compare(memory, before, expected, writes, rows, 6, 0) == []
     writes[CANARIES + 10] = 0
     writes[CANARIES + 11] = 2
     writes[CANARIES] = 1
     memory.bytes[CANARIES + 42] ^= 1
     memory.bytes[-1] ^= 1
-    found = [problem.what for problem in compare(memory, before, right, written, writes, rows, 6, 0)]
+    found = [problem.what for problem in compare(memory, before, expected, writes, rows, 6, 0)]
     assert found == [
         "1 byte never written; first: component kv, role latent, layer 0, token 5, dim 0 (byte 10 of region 0)",
         "1 byte written more than once; first: component kv, role latent, layer 0, token 5, dim 1 "

@@ -53,6 +53,29 @@ def test_refusals_are_printed_with_exit_code_1(tmp_path):
     assert "dtype is bfloat16 at the source and" in page.read_text()
 
 
+def test_what_is_refused_fits_with_a_cast(tmp_path):
+    page, figures = tmp_path / "plan.html", tmp_path / "plan.json"
+    result = run(*sides("gemma-3-27b-tp8", "gemma-3-27b-fp8-cast"), "--html", page, "--json", figures)
+    assert result.exit_code == 0
+    explanation = json.loads(figures.read_text())
+    assert explanation["cast"] is True
+    casts = {(entry["name"], *cast["roles"]): cast for entry in explanation["components"] for cast in entry["casts"]}
+    assert casts.keys() == {("window", "key", "value"), ("kv", "key"), ("kv", "value")}
+    assert {cast["source"] for cast in casts.values()} == {"bfloat16"}
+    key = casts["kv", "key"]
+    assert key["layers"] == list(range(5, 62, 6))
+    assert key["destination"] == "float8_e4m3fn with scales in key_scale (head 16)"
+    assert key["relative"] == 2**-4 + 2**-22
+    assert casts["window", "key", "value"]["bound"] == "the larger of 2^-4 * abs(value) and 2^-10 * 0.5"
+    # An fp8 element is a byte; 16 heads of 10 layers have a scale for each of 4,096 tokens, for keys and for values.
+    kv = next(entry for entry in explanation["components"] if entry["name"] == "kv")
+    assert kv["nbytes"] == 4096 * 10 * 2 * 16 * (128 + 4)
+    text = page.read_text()
+    assert "<h2>Casts</h2>" in text
+    assert "key_scale (head 16)" in text
+    assert text.count("<svg") == 1 + 2
+
+
 @pytest.mark.parametrize(
     ("files", "options", "words"),
     [

@@ -16,12 +16,12 @@ SHOWN = re.findall(r"```\n\$ (kvbaton plan .*?)\n(.*?)\n```", TEXT, re.DOTALL)
 
 
 def test_there_are_examples():
-    assert len(SHOWN) == 2
+    assert len(SHOWN) == 3
     for name in PRESETS:
         assert f"`{name}`" in TEXT
 
 
-@pytest.mark.parametrize(("command", "output"), SHOWN, ids=["fits", "refused"])
+@pytest.mark.parametrize(("command", "output"), SHOWN, ids=["fits", "refused", "cast"])
 def test_examples_print_what_is_shown(command, output, monkeypatch):
     monkeypatch.chdir(ROOT)
     result = CliRunner().invoke(make_app(), shlex.split(command)[1:])

@@ -15,12 +15,23 @@ def both(components, source, destination, layers=1):
 def pieces(topologies, pair, tokens=2):
     request = Request(tokens)
     sides = [side_of(topology, request) for topology in topologies]
-    (view,) = view_pages(*sides, request, pair)
+    (view,) = view_pages(*sides, request, pair, cast=topologies[1].cast)
     return [(run.source[1], run.destination[1], run.nbytes) for run in view.runs]
 
 
 def writers(topologies, tokens=2):
     return [(pair.source, pair.destination) for pair in explain(*topologies, Request(tokens)).pairs]
+
+
+def test_a_cast_has_runs_of_unlike_length():
+    topologies = both({"kv": {"dim": 4}}, {"page_size": 2}, {"page_size": 2, "dtype": "float32", "cast": True})
+    request = Request(2)
+    (view,) = view_pages(*(side_of(topology, request) for topology in topologies), request, (0, 0), cast=True)
+    assert [(run.read, run.nbytes) for run in view.runs] == [(16, 32)]
+    (component,) = explain(*topologies, request).components
+    (cast,) = component.casts
+    assert (cast.roles, cast.layers, cast.source, cast.destination) == (("latent",), (0,), "bfloat16", "float32")
+    assert (cast.relative, cast.bound) == (0.0, "none: exact")
 
 
 KEYS = {"kv": {"tensors": {"key": {"axes": {"head": {"size": 8, "cut": "heads"}, "dim": 4}}}}}

@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbaton.explain import Request, explain_ranks, side_of
@@ -18,8 +18,11 @@ def spelt_out(transfers):
     """Lengths of runs: each box's pieces in order, joined while they go on at the next byte of both sides."""
     lengths = []
     for boxes, source_units, destination_units in transfers:
-        for shape, at, to in zip(*boxes[:3], strict=True):
-            single = shape[0] * shape[1] == 1
+        own_scale = [False] * len(boxes.shape)
+        if boxes.cast is not None:
+            own_scale = (boxes.cast.how[:, 0] > 1) | (boxes.cast.scale[:, 0] >= 0)
+        for shape, at, to, read, alone in zip(*boxes[:3], boxes.source_shape[:, 2], own_scale, strict=True):
+            single = shape[0] * shape[1] == 1 and not alone
             open_run = None
             for unit, other in zip(source_units.tolist(), destination_units.tolist(), strict=True):
                 begin, end = (
@@ -32,7 +35,7 @@ def spelt_out(transfers):
                         lengths[-1] += int(shape[2])
                     else:
                         lengths.append(int(shape[2]))
-                    open_run = tuple(byte + int(shape[2]) for byte in place), None
+                    open_run = (place[0] + int(read), place[1] + int(shape[2])), None
     return Counter(lengths)
 
 
@@ -43,6 +46,14 @@ sides = st.fixed_dictionaries(
         "order": st.sampled_from(("NHD", "HND")),
         "placement": st.sampled_from(("layers_first", "fused", "blocks_first")),
         "cp": st.sampled_from((1, {"size": 2, "unit": 2}, {"size": 3, "unit": 1})),
+        "components": st.sampled_from(
+            (
+                {},
+                {"kv": {"dtype": "float32"}},
+                {"conv": {"factor": 0.3}},
+                {"kv": {"dtype": "float8_e4m3fn", "scale": {"axes": ["token", "head"]}}},
+            )
+        ),
     }
 )
 MODEL = {
@@ -51,6 +62,7 @@ MODEL = {
 }
 
 
+@settings(max_examples=50, deadline=None)
 @given(sides, sides, st.integers(1, 40), st.booleans(), st.booleans())
 def test_runs_are_those_spelt_out(source, destination, tokens, contiguous, striped):
     request = Request(tokens, contiguous=contiguous)
@@ -58,9 +70,9 @@ def test_runs_are_those_spelt_out(source, destination, tokens, contiguous, strip
     total = 0
     for index, layout in enumerate(to.layouts):
         for rank, share in zip(
-            at.layouts, assign(at.layouts, layout, destination_index=index, striped=striped), strict=True
+            at.layouts, assign(at.layouts, layout, destination_index=index, striped=striped, cast=True), strict=True
         ):
-            plan = compile_pair(rank, layout, share)
+            plan = compile_pair(rank, layout, share, cast=True)
             for name in plan.components:
                 rows = [
                     request.pages(end, end.component(name), side)
@@ -71,7 +83,7 @@ def test_runs_are_those_spelt_out(source, destination, tokens, contiguous, strip
                 assert dict(zip(runs.lengths.tolist(), runs.counts.tolist(), strict=True)) == spelt_out(transfers)
                 assert runs.nbytes == sum(transfer.nbytes for transfer in transfers)
                 total += runs.nbytes
-    assert explain_ranks(at, to, request, striped=striped).nbytes == total
+    assert explain_ranks(at, to, request, striped=striped, cast=True).nbytes == total
 
 
 @given(st.lists(st.dictionaries(st.integers(1, 50), st.integers(1, 9), max_size=5), max_size=4))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvbaton.check.execute import execute
-from kvbaton.check.oracle import CANARIES, Memory, RequestRows, expect, write_content
+from kvbaton.check.oracle import CANARIES, Memory, RequestRows, Senders, expect, write_content
 from kvbaton.errors import RowsError
 from kvbaton.layout import PAGED, Field, RankLayout, component, conv_state, paged_kv, replicated_spans
 from kvbaton.plan import Pages, assign, compile_pair
@@ -156,8 +156,8 @@ def test_d11_pages_of_another_size_land_exactly():
         for size, seed in ((32, 1), (64, 2))
     )
     here, there = RequestRows(np.array([7, 0, 3, 8, 2])), RequestRows(np.array([4, 1, 5]))
-    write_content(source, source.layout.components[0], here, np.arange(150), 150)
-    right, written = expect(destination, {"kv": there}, 150, 0, {})
+    write_content(source, source.layout.components[0], here, np.arange(150), 150, Senders([source.layout]))
+    right, written, _ = expect(destination, {"kv": there}, 150, 0, Senders([source.layout]))
     transfers = compile_pair(source.layout, destination.layout).bind("kv", (0, 150), Pages(*here), Pages(*there))
     assert np.array_equal(move(transfers, source, destination), written)
     assert np.array_equal(destination.bytes, right)
@@ -175,12 +175,13 @@ def test_stripes_between_ranks_that_hold_unlike_parts():
     sources = [Memory(layout(spans, 2), 1) for spans in (((0, 2),), ((2, 1), (1, 1)), ((2, 1), (0, 1)))]
     destination = Memory(layout(((0, 3),), 3), 2)
     here, there = RequestRows(np.arange(15)), RequestRows(np.arange(12, 2, -1))
-    right, written = expect(destination, {"kv": there}, 29, 5, {})
+    senders = Senders([source.layout for source in sources])
+    right, written, _ = expect(destination, {"kv": there}, 29, 5, senders)
     writes = 0
     shares = assign([source.layout for source in sources], destination.layout, striped=True)
     assert [len({part.tokens for part in share.parts}) for share in shares] == [1, 2, 1]
     for source, share in zip(sources, shares, strict=True):
-        write_content(source, source.layout.components[0], here, np.arange(29), 29)
+        write_content(source, source.layout.components[0], here, np.arange(29), 29, senders)
         plan = compile_pair(source.layout, destination.layout, share)
         transfers = plan.bind("kv", (5, 29), Pages(*here), Pages(*there))
         assert transfers

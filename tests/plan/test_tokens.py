@@ -3,12 +3,14 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbaton.errors import LayoutMismatch
 from kvbaton.layout import Component, Kind, Ownership, RankLayout, paged_kv
 from kvbaton.plan import Pages, compile_pair
-from kvbaton.plan.tokens import Repeated
+from kvbaton.plan.tokens import MAX_CLASSES, Repeated, choose_holders, owned_mask
 
 
 @given(
@@ -61,3 +63,34 @@ def test_long_ranges_select_what_a_loop_does(source, destination, first, count, 
         moved += [(at * run + byte, to * run + byte) for at, to in ends for byte in range(run)]
     assert len(moved) == len(right)
     assert set(moved) == right
+
+
+@pytest.mark.parametrize(
+    ("unit", "modulus", "page_sizes", "busy"),
+    [
+        # 24 holders, of which 8 own each token, with pages of 1 and 64 tokens.
+        (5, 3, [1, 64], 24),
+        # A stripe of any length would take too long to come round: the first holder of each token sends.
+        (251, 3, [64, 4093], 3),
+    ],
+)
+def test_stripes_that_repeat_too_late_are_shorter_or_none(unit, modulus, page_sizes, busy):
+    holders = [Ownership(unit, modulus, rank % modulus) for rank in range(24)]
+    destination = Ownership(3, 3, 1)
+    sent, missing = choose_holders(holders, destination, page_sizes, 0, striped=True)
+    assert missing is None
+    assert sum(tokens is not None for tokens in sent) == busy
+    times = np.zeros(20_000, np.int64)
+    for holder, tokens in zip(holders, sent, strict=True):
+        if tokens is not None:
+            mine = owned_mask(holder, np.arange(len(times)))
+            chosen = owned_mask(tokens, np.arange(len(times)))
+            times += mine if chosen is None else mine & chosen
+    needed = owned_mask(destination, np.arange(len(times)))
+    assert (times[needed] == 1).all()
+
+
+def test_ownerships_that_repeat_too_late_are_refused():
+    holders = [Ownership(1, 251, rank) for rank in range(251)]
+    with pytest.raises(LayoutMismatch, match=f"more than {MAX_CLASSES} units .* choose units that divide each other"):
+        choose_holders(holders, Ownership(1, 263, 0), [1, 1], 0, striped=True)

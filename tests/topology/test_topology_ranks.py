@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbaton.errors import LayoutError
 from kvbaton.layout import Kind, Ownership, check_layout, required_bytes
 from kvbaton.topology import lay_out, load_topology, read_topology
 from kvbaton.topology.layers import parse_layers, show_layers
@@ -86,6 +87,57 @@ def test_order_and_placement_are_strides():
     assert strides(order="HND") == (128, {"head": 32, "token": 16, "dim": 2}, 128 * rows)
     assert strides(placement="fused")[::2] == (256, 128)
     assert strides(placement="blocks_first")[::2] == (512, 128)
+
+
+def test_factors_and_scales():
+    model = {"layers": 1, "components": {"kv": {"heads": 4, "head_dim": 8}, "state": {"heads": 4, "shape": [2, 6]}}}
+    value = {
+        "model": model,
+        "tp": 2,
+        "page_size": 2,
+        "order": "HND",
+        "cast": True,
+        "components": {
+            "kv": {"dtype": "float8_e4m3fn", "factor": 2, "scale": {"axes": ["token", "head"], "blocks": {"dim": 4}}},
+            "state": {"scale": {"blocks": {"head": 2}}},
+        },
+    }
+    topology = read_topology(value)
+    assert topology.cast
+    assert not read_topology({"model": model}).cast
+    layout = lay_out(topology, 3)[1]
+    key, key_scale, value_, _ = layout.component("kv").tensors
+    assert (key.role, key.scale, key.factor, key.dtype) == ("key", "key_scale", 2.0, "float8_e4m3fn")
+    assert (value_.role, value_.scale) == ("value", "value_scale")
+    assert (key_scale.role, key_scale.dtype, key_scale.factor) == ("key_scale", "float32", 1.0)
+    assert [(axis.name, axis.size, axis.spans) for axis in key_scale.axes] == [
+        ("head", 4, ((2, 2),)),
+        ("token", 2, ((0, 2),)),
+        ("dim", 2, ((0, 2),)),
+    ]
+    _, scale = layout.component("state").tensors
+    assert [(axis.name, axis.size, axis.spans) for axis in scale.axes] == [("head", 2, ((1, 1),))]
+
+
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [
+        ({"axes": ["token", "width"]}, "component kv, role key: scales along width, but its axes are token, head, dim"),
+        (
+            {"axes": ["token"], "blocks": {"dim": 3}},
+            "component kv, role key, axis dim: blocks of 3 with one scale do not divide 8",
+        ),
+        (
+            {"axes": ["token"], "blocks": {"head": 4}},
+            "component kv, role key, axis head: blocks of 4 with one scale do not divide 2",
+        ),
+    ],
+)
+def test_scales_that_do_not_fit_are_refused(scale, words):
+    model = {"layers": 1, "components": {"kv": {"heads": 4, "head_dim": 8}}}
+    topology = read_topology({"model": model, "tp": 2, "components": {"kv": {"scale": scale}}})
+    with pytest.raises(LayoutError, match=words):
+        lay_out(topology, 3)
 
 
 def test_dtypes_and_kinds():

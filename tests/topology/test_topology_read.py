@@ -42,6 +42,19 @@ def written(**components):
         ),
         ({"model": written(), "components": {"kv": {"page": 1}}}, "t: components.kv: unknown field 'page'"),
         ({"model": written(), "components": {"kv": {"stage": 1}}}, "t: components.kv.stage: 1 is none of the 1 stages"),
+        (
+            {"model": written(), "components": {"kv": {"scale": {"axes": ["head"]}}}},
+            "t: components.kv.scale.axes: token is missing; each token has scales of its own",
+        ),
+        (
+            {"model": written(), "components": {"kv": {"scale": {"axes": ["token", "head"], "blocks": {"head": 2}}}}},
+            "t: components.kv.scale: head is named twice",
+        ),
+        (
+            {"model": written(), "components": {"kv": {"scale": ["token"]}}},
+            "t: components.kv.scale: expected `object | null`, got `array`",
+        ),
+        ({"model": written(), "components": {"kv": {"factor": 0}}}, "t: components.kv.factor: expected `float` > 0"),
         ({"model": {"layers": 4}}, "t: model: object missing required field `components`"),
         ({"model": written(kv={"heads": 4})}, "model.components.kv: heads needs head_dim (keys and values) or shape"),
         ({"model": written(kv={})}, "model.components.kv: nothing says what it holds; give one of heads and head_dim"),

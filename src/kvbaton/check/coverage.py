@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvbaton.check.grids import stage_of
-from kvbaton.check.models import DRAFT_LAYERS, ModelComponent, Placed, Side, World
+from kvbaton.check.models import DRAFT_LAYERS, Format, ModelComponent, Placed, Side, World
 from kvbaton.layout import DTYPE_BYTES
 
 FEATURES = (
@@ -48,6 +48,12 @@ FEATURES = (
     "chunks",
     "stripes",
     "no tokens",
+    "formats alike on both sides",
+    "casts",
+    "factors",
+    "scales at the source",
+    "scales at the destination",
+    "scales at both",
 )
 
 
@@ -72,11 +78,25 @@ def covered(world: World) -> set[str]:
         )
         if has
     }
+    for formats in world.casts:
+        found.update(_of_cast(*formats))
+    if any(placed.format for placed in source.placed) and not world.casts:
+        found.add("formats alike on both sides")
     for entry, *placed in zip(world.model, source.placed, destination.placed, strict=True):
         found.update(_of_component(world, entry))
         if entry.kind.has_tokens:
             found.update(_of_tokens(entry, placed))
     return found
+
+
+def _of_cast(source: Format, destination: Format) -> Iterator[str]:
+    yield "casts"
+    if source.factors != destination.factors:
+        yield "factors"
+    scaled = bool(source.scales), bool(destination.scales)
+    for has, where in zip((*scaled, all(scaled)), ("the source", "the destination", "both"), strict=True):
+        if has:
+            yield f"scales at {where}"
 
 
 def _of_component(world: World, entry: ModelComponent) -> Iterator[str]:

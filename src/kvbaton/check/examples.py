@@ -81,6 +81,7 @@ def check_world(world: World) -> Report:
             cuts=world.cuts,
             seed=world.seed,
             striped=world.striped,
+            cast=bool(world.casts),
             most_destinations=MOST_DESTINATIONS,
         )
     except Exception as error:

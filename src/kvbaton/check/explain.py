@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvbaton.check.oracle import Bools, Bytes, Int64s, Memory, RequestRows, blocks, held_entries
+from kvbaton.check.content import Bytes, Int64s
+from kvbaton.check.oracle import Expected, Memory, RequestRows, blocks, held_entries
 from kvbaton.layout import TOKEN, Tensor
 
 
@@ -21,8 +22,7 @@ class Problem(NamedTuple):
 def compare(
     memory: Memory,
     before: Bytes,
-    right: Bytes,
-    written: Bools,
+    expected: Expected,
     writes: Int64s,
     rows: dict[str, RequestRows],
     tokens: int,
@@ -30,9 +30,10 @@ def compare(
 ) -> list[Problem]:
     """What is wrong with ``memory`` after the transfer to destination ``index``.
 
-    ``right`` are the bytes that it must have, ``written`` those that must have been written, ``writes`` how often each
-    was. One problem for each way to be wrong, with the number of bytes and the first of them by name.
+    ``before`` is what it was, ``writes`` how often each byte was written. One problem for each way to be wrong, with
+    the number of bytes and the first of them by name.
     """
+    right, written = expected.settled(memory.bytes), expected.written
     times = writes.clip(0, 2)
     if np.array_equal(times, written) and np.array_equal(memory.bytes, right):
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
@@ -11,7 +12,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from kvbaton.check.models import DRAFT_LAYERS, ModelComponent, ModelTensor, Placed, Side, World
+from kvbaton.check.models import DRAFT_LAYERS, Format, ModelComponent, ModelTensor, Placed, Side, World
 from kvbaton.check.oracle import local_places, needed_entries
 from kvbaton.layout import DTYPE_BYTES, TOKEN, Axis, Component, Coords, Ownership, RankLayout, Span, Tensor
 
@@ -75,14 +76,15 @@ def grid(world: World, side: Side) -> list[RankLayout]:
         rank_owned = Ownership(side.unit, side.cp, c) if side.cp > 1 else Ownership()
         region, cursor = 0, 0
         for entry, placed, seed in zip(world.model, side.placed, chosen, strict=True):
-            choice = common = arrangement(seed, len(entry.tensors))
+            listed = stored_as(entry.tensors, entry.numbers, placed.format)
+            choice = common = arrangement(seed, len(listed))
             if each_by_itself:
                 # Which replicas hold the same is agreed between all ranks.
-                choice = arrangement(seed + 1 + len(ranks), len(entry.tensors))
+                choice = arrangement(seed + 1 + len(ranks), len(listed))
                 choice = replace(choice, interleaved=common.interleaved)
             owned = own_of(placed, c) if entry.kind.has_tokens else None
             rows = _row_count(world, entry, placed, owned or rank_owned) + choice.spare
-            tensors, end = _tensors(world, side, entry, placed, rows, (t, p), (region, cursor), choice)
+            tensors, end = _tensors(world, side, entry, listed, placed, rows, (t, p), (region, cursor), choice)
             region, cursor = (region, end) if one_region else (region + 1, 0)
             if tensors or choice.absent != "left out":
                 kind = msgspec.structs.replace(entry.kind, ring=placed.ring)
@@ -108,6 +110,8 @@ def stage_of(layer: int, tensor: ModelTensor, layers: int, stages: int) -> int:
 
 def spans_of(tensor: ModelTensor, axis: str, rank: int, size: int, choice: Arrangement) -> tuple[Span, ...]:
     """The indices of ``axis`` that tensor-parallel rank ``rank`` of ``size`` holds."""
+    if tensor.last != "free" and axis == tensor.axes[-1][0]:
+        return ((0, tensor.axes[-1][1]),)
     if axis != tensor.cut:
         spans = [(0, dict(tensor.axes)[axis])]
     else:
@@ -125,6 +129,43 @@ def spans_of(tensor: ModelTensor, axis: str, rank: int, size: int, choice: Arran
     return tuple(spans)
 
 
+def stored_as(tensors: Sequence[ModelTensor], numbers: Set[str], stored: Format | None) -> tuple[ModelTensor, ...]:
+    """The tensors of a component on a side that stores those whose roles are in ``numbers`` as ``stored``."""
+    if stored is None:
+        return tuple(tensors)
+    found: list[ModelTensor] = []
+    for tensor in tensors:
+        if tensor.role not in numbers:
+            found.append(tensor)
+            continue
+        scale = f"{tensor.role}_{stored.scales}" if stored.scales else ""
+        last = stored.last if tensor.axes else "free"
+        found.append(replace(tensor, dtype=stored.dtype, factors=stored.factors, scale=scale, last=last))
+        if scale:
+            found.append(_scales_of(found[-1], stored))
+    return tuple(found)
+
+
+def _scales_of(tensor: ModelTensor, stored: Format) -> ModelTensor:
+    name, size = tensor.axes[-1] if tensor.axes else ("", 1)
+    parts = {"all": 1, "halves": 1 if size % 2 else 2, "each": size}[stored.parts]
+    cut = "" if stored.cut_shared else tensor.cut
+    axes = [axis for axis in tensor.axes[:-1] if axis[0] != tensor.cut or cut]
+    axes += [(name, parts)] if parts > 1 else []
+    return replace(
+        tensor,
+        role=tensor.scale,
+        dtype="float32",
+        axes=tuple(axes),
+        cut=cut,
+        blocks=tensor.blocks if cut else (),
+        factors=(1.0,),
+        scale="",
+        scale_of=tensor.role,
+        last=tensor.last if parts > 1 else "free",
+    )
+
+
 def _row_count(world: World, entry: ModelComponent, placed: Placed, owned: Ownership) -> int:
     """The rows that the request of ``world`` needs."""
     if not entry.kind.has_tokens:
@@ -140,6 +181,7 @@ def _tensors(
     world: World,
     side: Side,
     entry: ModelComponent,
+    listed: Sequence[ModelTensor],
     placed: Placed,
     rows: int,
     rank: tuple[int, int],
@@ -153,13 +195,13 @@ def _tensors(
     held: list[tuple[int, list[_Shape]]] = []
     shapes = [
         _Shape.of(tensor, entry, placed, (rank[0], side.tp), rows, choice, number)
-        for number, tensor in enumerate(entry.tensors)
+        for number, tensor in enumerate(listed)
     ]
     for layer in entry.layers:
         here: list[_Shape] = []
         for shape in shapes:
             mine = stage_of(layer, shape.tensor, world.layers, side.pp) == rank[1]
-            elided = (shape.tensor.role, layer) in entry.elided and (
+            elided = (shape.tensor.scale_of or shape.tensor.role, layer) in entry.elided and (
                 entry.elided_at_source or side is world.destination
             )
             if mine and not elided:
@@ -209,11 +251,14 @@ class _Shape:
         seed = choice.orders[number % len(choice.orders)]
         if seed:
             Random(seed).shuffle(names)
+        if tensor.last == "run":
+            names.append(names.pop(names.index(tensor.axes[-1][0])))
+        inside = choice.placement == "rows_inside" and len(names) > (tensor.last == "run")
         sizes = dict(tensor.axes)
         stride = row_stride = DTYPE_BYTES[tensor.dtype]
         axes: list[Axis] = []
         for position, name in enumerate(reversed(names)):
-            if choice.placement == "rows_inside" and position == len(names) - 1:
+            if inside and position == len(names) - 1:
                 row_stride = stride + choice.padding
                 stride = row_stride * rows
             spans = ((0, entries),) if name == TOKEN else spans_of(tensor, name, *tp, choice)
@@ -222,8 +267,13 @@ class _Shape:
         axes.reverse()
         if choice.listed:
             Random(choice.listed).shuffle(axes)
-        inside = choice.placement == "rows_inside" and names
-        return _Shape(tensor, tuple(axes), row_stride if inside else stride, stride)
+        if inside:
+            return _Shape(tensor, tuple(axes), row_stride, stride)
+        return _Shape(tensor, tuple(axes), stride, stride * (rows if choice.placement == "rows_inside" else 1))
 
     def at(self, layer: int, region: int, offset: int, rows: int, row_stride: int) -> Tensor:
-        return Tensor(self.tensor.role, layer, region, offset, rows, row_stride, self.tensor.dtype, self.axes)
+        tensor = self.tensor
+        factor = tensor.factors[layer % len(tensor.factors)]
+        return Tensor(
+            tensor.role, layer, region, offset, rows, row_stride, tensor.dtype, self.axes, tensor.scale, factor
+        )

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvbaton.check.content import Int64s
 from kvbaton.check.execute import BrokenTransfer, execute
 from kvbaton.check.explain import Problem, compare
 from kvbaton.check.oracle import (
-    Int64s,
     Memory,
     RequestRows,
+    Senders,
     expect,
     held_entries,
     needed_entries,
@@ -71,6 +72,13 @@ class Request(NamedTuple):
     seed: int = 0
 
 
+class Rules(NamedTuple):
+    """What the decode side allows: that replicas share the work, and that elements change on their way."""
+
+    striped: bool = False
+    cast: bool = False
+
+
 def check_pair(
     sources: Sequence[RankLayout],
     destinations: Sequence[RankLayout],
@@ -79,6 +87,7 @@ def check_pair(
     prefix: int = 0,
     seed: int = 0,
     striped: bool = False,
+    cast: bool = False,
     cuts: Sequence[int] | None = None,
     most_destinations: int | None = None,
 ) -> Report:
@@ -87,7 +96,8 @@ def check_pair(
     All ranks of both grids are needed, each with the layout that it would register; their memory is made here, so let
     the layouts have few rows. ``prefix`` tokens are at the destination already. ``seed`` chooses which rows the request
     has, how it is cut into chunks (which end at ``cuts`` if they are given) and in which order they arrive; 0 is the
-    plainest choice. With ``striped`` replicas share the work. With ``most_destinations`` only so many are checked.
+    plainest choice. With ``striped`` replicas share the work; with ``cast`` dtypes, factors and scales may differ. With
+    ``most_destinations`` only so many are checked.
 
     What is wrong is in the report, whether a layout was refused, a byte is missing or one was changed that should not
     have been. Raises `ConfigurationError` for a request that makes no sense, and for ranks of more than 1 GiB.
@@ -101,7 +111,7 @@ def check_pair(
     try:
         for layout in (*sources, *destinations):
             _check_registered(layout)
-        pair = _Check(tuple(sources), Request(tokens, prefix, tuple(cuts), seed), striped, report, chance)
+        pair = _Check(tuple(sources), Request(tokens, prefix, tuple(cuts), seed), Rules(striped, cast), report, chance)
         numbers = list(range(len(destinations)))
         if most_destinations is not None and len(numbers) > most_destinations:
             numbers = sorted((chance or Random(0)).sample(numbers, most_destinations))
@@ -131,33 +141,28 @@ class _Check:
         self,
         sources: tuple[RankLayout, ...],
         request: Request,
-        striped: bool,
+        rules: Rules,
         report: Report,
         chance: Random | None,
     ) -> None:
         self._sources = sources
         self._request = request
-        self._striped = striped
+        self._rules = rules
         self._report = report
         self._chance = chance
         self._slots = 1 if chance is None else chance.randrange(1, 3)
         self._filled: dict[int, tuple[Memory, dict[str, RequestRows]]] = {}
-        self._dtypes = {
-            (component.name, tensor.role): tensor.dtype
-            for layout in sources
-            for component in layout.components
-            for tensor in component.tensors
-        }
+        self._senders = Senders(sources)
 
     def destination(self, index: int, layout: RankLayout) -> None:
         """Move the request to destination ``index`` and compare its memory with what it must be."""
         tokens, prefix, _, seed = self._request
         memory = Memory(layout, seed * 1009 + 500 + index)
         rows = choose_rows(layout, tokens, prefix, self._chance, slots=self._slots)
-        right, written = expect(memory, rows, tokens, prefix, self._dtypes)
+        expected = expect(memory, rows, tokens, prefix, self._senders)
         before = memory.bytes.copy()
         writes = np.zeros(len(memory.bytes), np.int64)
-        shares = assign(self._sources, layout, destination_index=index, striped=self._striped)
+        shares = assign(self._sources, layout, destination_index=index, **self._rules._asdict())
         if len(shares) != len(self._sources):
             raise BrokenTransfer(f"{len(shares)} shares for {len(self._sources)} sources")
         work: list[tuple[Memory, Transfer]] = []
@@ -172,7 +177,7 @@ class _Check:
             self._report.pieces += transfer.pieces
             self._report.nbytes += transfer.nbytes
         self._report.destinations += 1
-        self._report.problems += compare(memory, before, right, written, writes, rows, tokens, index)
+        self._report.problems += compare(memory, before, expected, writes, rows, tokens, index)
 
     def _transfers(
         self, number: int, destination: RankLayout, share: Share, rows: dict[str, RequestRows]
@@ -180,7 +185,7 @@ class _Check:
         layout = self._sources[number]
         # The only source may leave out its share: then it sends all that both hold.
         alone = len(self._sources) == 1 and self._chance is not None and self._chance.random() < 0.5
-        plan = compile_pair(layout, destination, None if alone else share)
+        plan = compile_pair(layout, destination, None if alone else share, cast=self._rules.cast)
         memory, held = self._source(number)
         made: list[Transfer] = []
         for component in destination.components:
@@ -223,7 +228,7 @@ class _Check:
             for component in layout.components:
                 request = rows[component.name]
                 entries = held_entries(layout, component, request, tokens)
-                write_content(memory, component, request, entries, tokens)
+                write_content(memory, component, request, entries, tokens, self._senders)
             self._filled[number] = memory, rows
         return self._filled[number]
 

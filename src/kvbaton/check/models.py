@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from kvbaton.layout import Kind
 
@@ -16,7 +17,9 @@ class ModelTensor:
 
     ``axes`` are name and size of every axis but that of tokens. Tensor parallelism cuts the axis ``cut``, block by
     block; a block with fewer indices than ranks is replicated. ``stage`` is the pipeline stage that holds it (-1: the
-    last one) where its layer does not say so.
+    last one) where its layer does not say so. ``scale`` is the role of its scales, ``scale_of`` the role whose scales
+    these are. Of its last axis all indices are in order in memory where ``last`` is "ordered", and next to each other
+    where it is "run".
     """
 
     role: str
@@ -25,6 +28,38 @@ class ModelTensor:
     cut: str = ""
     blocks: tuple[int, ...] = ()
     stage: int | None = None
+    factors: tuple[float, ...] = (1.0,)
+    """By layer, in turn."""
+    scale: str = ""
+    scale_of: str = ""
+    last: Literal["free", "ordered", "run"] = "free"
+
+
+@dataclass(frozen=True)
+class Format:
+    """How one side stores the elements of a component that are numbers (those in `ModelComponent.numbers`).
+
+    Each tensor has its scales in a role of its own with ``scales`` behind its name ("": none). Along its last axis
+    there is one scale for "all", for each of two "halves" (all, where there are none), or for "each" index; along the
+    others each index has its own, but for the axis that is cut where ``cut_shared``. ``last`` is as for `ModelTensor`.
+    """
+
+    dtype: str
+    factors: tuple[float, ...] = (1.0,)
+    scales: str = ""
+    parts: Literal["all", "halves", "each"] = "all"
+    cut_shared: bool = False
+    last: Literal["free", "ordered", "run"] = "free"
+
+    def __str__(self) -> str:
+        words = [self.dtype]
+        if self.factors != (1.0,):
+            words.append(f"factor {' or '.join(f'{factor:g}' for factor in self.factors)} by layer")
+        if self.scales:
+            words.append(f"scales in _{self.scales}, for {self.parts} of the last axis")
+            words += ["shared along the axis that is cut"] if self.cut_shared else []
+        words += [f"last axis {self.last}"] if self.last != "free" else []
+        return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -41,6 +76,8 @@ class ModelComponent:
     layers: tuple[int, ...]
     elided: frozenset[tuple[str, int]] = frozenset()
     elided_at_source: bool = False
+    numbers: frozenset[str] = frozenset()
+    """Roles that each side may store in a format of its own."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +85,14 @@ class Placed:
     """How one side holds one component.
 
     ``unit`` and ``modulus`` say which tokens a context-parallel rank owns: 0 for what the rank says, else an ownership
-    of its own (modulus 1: every token).
+    of its own (modulus 1: every token). ``format`` is that of its numbers, where it is not the model's.
     """
 
     page_size: int = 1
     ring: bool = False
     unit: int = 0
     modulus: int = 0
+    format: Format | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +128,13 @@ class World:
     striped: bool = False
     seed: int = 0
 
+    @property
+    def casts(self) -> list[tuple[Format, Format]]:
+        """The formats of components whose sides differ in it, first that of the source."""
+        placed = zip(self.source.placed, self.destination.placed, strict=True)
+        pairs = [(one.format, other.format) for one, other in placed]
+        return [(one, other) for one, other in pairs if one is not None and other is not None and one != other]
+
     def text(self) -> str:
         """The example in words, one fact a line."""
         lines = [f"model of {self.layers} layers"]
@@ -114,6 +159,8 @@ class World:
                     own = ", every token on each rank" if placed.modulus == 1 and side.cp > 1 else own
                     rows = "ring of pages" if placed.ring else "pages"
                     lines.append(f"  {component.name}: {rows} of {placed.page_size} tokens{own}")
+                if placed.format is not None:
+                    lines.append(f"  {component.name}: stored as {placed.format}")
         chunks = f"; chunks end at {', '.join(map(str, self.cuts))}" if self.cuts else ""
         lines.append(f"request: {self.tokens} tokens, {self.prefix} of them already there{chunks}")
         lines.append(f"stripes {'on' if self.striped else 'off'}, seed {self.seed}")

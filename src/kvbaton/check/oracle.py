@@ -2,24 +2,23 @@
 
 It knows the dimensions of the model, which logical elements each rank holds and where (the nouns of `kvbaton.layout`),
 and one sentence: after the transfer every logical element that the receiver needs equals the sender's, and no other
-byte has changed. It shares no code with the planner.
+byte has changed. Elements that the two sides store in unlike formats are equal as `kvbaton.check.values` says. It
+shares no code with the planner and none with the copy kernel.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from kvbaton.check.content import Bytes, Int64s, UInt64s, bytes_of, codes_of, constant, indices_of, mixed
+from kvbaton.check.values import Cast, Codes, Stored, sizes_of, stored_in
 from kvbaton.layout import DTYPE_BYTES, TOKEN, Axis, Component, Kind, Ownership, RankLayout, Tensor
 
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
-Bytes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
 CANARIES = 16
@@ -57,18 +56,78 @@ class Memory:
 class Block(NamedTuple):
     """Elements of one role in several layers: arrays ``[layer, entry, inner]``, inner running over all other axes.
 
-    ``addresses`` are those of the first byte of each element in `Memory.bytes`; ``numbers`` their logical content.
+    ``addresses`` are those of the first byte of each element in `Memory.bytes`; ``places`` ``[layer, entry, 1]`` and
+    ``inside`` ``[inner]`` are the shares of layer and entry, and of the rest, in their logical content.
     """
 
     component: Component
     tensors: list[Tensor]
     entries: Int64s
     addresses: Int64s
-    numbers: UInt64s
+    places: UInt64s
+    inside: UInt64s
+
+    @property
+    def numbers(self) -> UInt64s:
+        """The logical content of each element."""
+        name = constant(f"{self.component.name}/{self.tensors[0].role}")
+        return mixed(self.places + (self.inside + name))
 
     def byte_addresses(self) -> Int64s:
         """The address of each byte: ``[layer, entry, inner, byte]``."""
         return np.asarray(self.addresses[..., None] + np.arange(self.tensors[0].itemsize))
+
+
+class Senders:
+    """How the senders store each role of each layer of a component."""
+
+    def __init__(self, layouts: Sequence[RankLayout]) -> None:
+        self.stored: dict[tuple[str, str, int], Stored] = {}
+        for layout in layouts:
+            for component in layout.components:
+                for (role, layer), stored in stored_in(component).items():
+                    self.stored.setdefault((component.name, role, layer), stored)
+        self.scales = {(name, stored.scale) for (name, _, _), stored in self.stored.items() if stored.scale}
+
+    def casts_to(self, component: Component) -> dict[tuple[str, int], Cast]:
+        """The tensors of ``component``, a receiver's, whose elements change on their way, by role and layer.
+
+        Where the receiver has scales for them, those have the same value.
+        """
+        found: dict[tuple[str, int], Cast] = {}
+        stored = stored_in(component)
+        for tensor in component.tensors:
+            kept = stored[tensor.role, tensor.layer]
+            sent = self.stored.get((component.name, tensor.role, tensor.layer), kept)
+            if sent != kept:
+                cast = Cast(component.name, tensor.role, sizes_of(tensor.axes), sent, kept)
+                found[tensor.role, tensor.layer] = cast
+                if kept.scale:
+                    found[kept.scale, tensor.layer] = cast
+        return found
+
+
+class Expected(NamedTuple):
+    """What memory must be after the transfer, and which of its bytes must have been written, once each.
+
+    Where an element may have one of several contents, ``memory`` has the least of them, and the rest is in ``loose``:
+    addresses ``[n, byte]`` and `Codes` ``[n]`` of elements.
+    """
+
+    memory: Bytes
+    written: Bools
+    loose: list[tuple[Int64s, Codes]]
+
+    def settled(self, found: Bytes) -> Bytes:
+        """``memory``, with the content of ``found`` for the elements that may have it."""
+        right: Bytes = self.memory.copy()
+        for addresses, codes in self.loose:
+            wide = np.zeros((len(addresses), 8), np.uint8)
+            wide[:, : addresses.shape[1]] = found[addresses]
+            read = wide.view("<u8")[:, 0]
+            good = addresses[(read >= codes.low) & (read <= codes.high)]
+            right[good] = found[good]
+        return right
 
 
 def region_sizes(layout: RankLayout) -> list[int]:
@@ -136,51 +195,64 @@ def blocks(memory: Memory, component: Component, request: RequestRows, entries: 
         if tensor.rows:
             key = (tensor.role, tensor.dtype, tensor.region, tensor.row_stride, tensor.axes)
             groups.setdefault(key, []).append(tensor)
-    for (role, _, region, row_stride, axes), tensors in groups.items():
+    for (_, _, region, row_stride, axes), tensors in groups.items():
         offsets = np.array([tensor.offset for tensor in tensors], np.int64) + memory.bases[region]
-        layers = np.array([tensor.layer for tensor in tensors], np.uint64) * _constant("layer")
+        layers = np.array([tensor.layer for tensor in tensors], np.uint64) * constant("layer")
         token_stride, inner, inner_numbers = _inner(axes)
         addresses = offsets[:, None, None] + (places * row_stride + inside * token_stride)[None, :, None] + inner
-        numbers = layers[:, None, None] + (entries.astype(np.uint64) * _constant("entry"))[None, :, None]
-        numbers = _mixed(numbers + inner_numbers + _constant(f"{component.name}/{role}"))
-        yield Block(component, tensors, entries, addresses, numbers)
+        numbers = layers[:, None, None] + (entries.astype(np.uint64) * constant("entry"))[None, :, None]
+        yield Block(component, tensors, entries, addresses, numbers, inner_numbers)
 
 
-def element_bytes(numbers: UInt64s, sent: str, kept: str) -> Bytes:
-    """The bytes ``[..., byte]`` of logical elements that are sent as dtype ``sent`` and kept as dtype ``kept``."""
-    if sent != kept:
-        raise NotImplementedError(f"the oracle does not know what becomes of {sent} in memory of {kept}")
-    little = np.ascontiguousarray(numbers, dtype="<u8")
-    return little.view(np.uint8).reshape(*numbers.shape, 8)[..., : DTYPE_BYTES[kept]]
-
-
-def write_content(memory: Memory, component: Component, request: RequestRows, entries: Int64s, tokens: int) -> None:
-    """Put the logical content of ``entries`` (or slots) into ``memory``, as its rank lays it out."""
+def write_content(
+    memory: Memory, component: Component, request: RequestRows, entries: Int64s, tokens: int, senders: Senders
+) -> None:
+    """Put the logical content of ``entries`` (or slots) into ``memory``, as its rank, a sender, lays it out."""
     for block in blocks(memory, component, request, entries, tokens):
-        dtype = block.tensors[0].dtype
-        memory.bytes[block.byte_addresses()] = element_bytes(block.numbers, dtype, dtype)
+        memory.bytes[block.byte_addresses()] = _as_sent(block, senders)
 
 
-def expect(
-    memory: Memory, rows: dict[str, RequestRows], tokens: int, prefix: int, dtypes: dict[tuple[str, str], str]
-) -> tuple[Bytes, Bools]:
-    """What ``memory`` must be after the transfer, and which of its bytes must have been written, once each.
-
-    ``dtypes`` are those of the senders by component and role.
-    """
+def expect(memory: Memory, rows: dict[str, RequestRows], tokens: int, prefix: int, senders: Senders) -> Expected:
+    """What ``memory`` must be after the transfer."""
     right, written = memory.bytes.copy(), np.zeros(len(memory.bytes), np.bool_)
+    expected = Expected(right, written, [])
     for component in memory.layout.components:
         if component.name not in rows:
             continue
         request = rows[component.name]
         kind = component.kind
         entries = needed_entries(kind, tokens, prefix) if kind.has_tokens else np.arange(len(request.rows))
+        casts = senders.casts_to(component)
         for block in blocks(memory, component, request, entries, tokens):
             addresses, tensor = block.byte_addresses(), block.tensors[0]
-            sent = dtypes.get((component.name, tensor.role), tensor.dtype)
-            right[addresses] = element_bytes(block.numbers, sent, tensor.dtype)
             written[addresses] = True
-    return right, written
+            right[addresses] = _as_sent(block, senders)
+            for cast, layers in _layers_by_cast(block, casts).items():
+                codes = cast.codes(tensor, block.places[layers])
+                changed = addresses[layers]
+                right[changed] = bytes_of(codes.low, tensor.dtype)
+                several = codes.low != codes.high
+                if several.any():
+                    expected.loose.append((changed[several], Codes(codes.low[several], codes.high[several])))
+    return expected
+
+
+def _layers_by_cast(block: Block, casts: dict[tuple[str, int], Cast]) -> dict[Cast, list[int]]:
+    """Which layers of ``block`` go through each cast."""
+    found: dict[Cast, list[int]] = {}
+    if casts:
+        for number, tensor in enumerate(block.tensors):
+            cast = casts.get((tensor.role, tensor.layer))
+            if cast is not None:
+                found.setdefault(cast, []).append(number)
+    return found
+
+
+def _as_sent(block: Block, senders: Senders) -> Bytes:
+    """The bytes of elements as the sender stores them."""
+    tensor = block.tensors[0]
+    is_scale = (block.component.name, tensor.role) in senders.scales
+    return bytes_of(codes_of(block.numbers, tensor.dtype, scale=is_scale), tensor.dtype)
 
 
 @functools.lru_cache(1 << 10)
@@ -192,21 +264,7 @@ def _inner(axes: tuple[Axis, ...]) -> tuple[int, Int64s, UInt64s]:
         if axis.name == TOKEN:
             token_stride = axis.stride
             continue
-        indices = np.concatenate([np.arange(start, start + count) for start, count in axis.spans])
-        addresses = (addresses[:, None] + np.arange(len(indices)) * axis.stride).reshape(-1)
-        numbers = (numbers[:, None] + indices.astype(np.uint64) * _constant(axis.name)).reshape(-1)
+        addresses = (addresses[:, None] + np.arange(axis.local_size) * axis.stride).reshape(-1)
+    for name, indices in indices_of(axes).items():
+        numbers = numbers + indices.astype(np.uint64) * constant(name)
     return token_stride, addresses, numbers
-
-
-@functools.lru_cache(1 << 10)
-def _constant(name: str) -> np.uint64:
-    constant: np.uint64 = np.uint64(
-        int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") | 1
-    )
-    return constant
-
-
-def _mixed(numbers: UInt64s) -> UInt64s:
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(numbers ^ (numbers >> np.uint64(31)))

@@ -7,7 +7,8 @@ from random import Random
 
 import numpy as np
 
-from kvbaton.check.oracle import Int64s, RequestRows, local_places, needed_entries
+from kvbaton.check.content import Int64s
+from kvbaton.check.oracle import RequestRows, local_places, needed_entries
 from kvbaton.errors import RowsError
 from kvbaton.layout import Component, RankLayout
 

@@ -8,13 +8,14 @@ hexadecimal, without zeros at the end, are the name of a world.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from typing import Literal, TypeVar
 
-from kvbaton.check.models import DRAFT_LAYERS, ModelComponent, ModelTensor, Placed, Side, World
+from kvbaton.check.models import DRAFT_LAYERS, Format, ModelComponent, ModelTensor, Placed, Side, World
 from kvbaton.errors import ConfigurationError
 from kvbaton.layout import AUX, SLOT, Kind
 
-REQUEST_BYTES, SIDE_BYTES, COMPONENT_BYTES = 11, 6, 31
+REQUEST_BYTES, SIDE_BYTES, COMPONENT_BYTES = 11, 6, 43
 MOST_COMPONENTS = 3
 WORLD_BYTES = REQUEST_BYTES + 2 * SIDE_BYTES + MOST_COMPONENTS * COMPONENT_BYTES
 
@@ -30,6 +31,8 @@ HEADS = (1, 2, 4, 8, 3, 6, 12, 24)
 PAGE_SIZES = (1, 2, 3, 4, 6, 16, 48, 64)
 RATIOS = (2, 4, 8)
 DTYPES = ("uint8", "bfloat16", "float32", "float64", "float8_e4m3fn", "float16", "int8")
+CAST_DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn")
+FACTORS = ((1.0,), (1.0,), (0.25,), (1.0, 8.0), (1.7,), (0.3, 2.0, 1.1))
 PATTERNS: tuple[Callable[[int, int], bool], ...] = (
     lambda layer, layers: True,
     lambda layer, layers: layer % 2 == 1,
@@ -39,6 +42,9 @@ PATTERNS: tuple[Callable[[int, int], bool], ...] = (
     lambda layer, layers: layer == 0,
 )
 
+PARTS: tuple[Literal["all", "halves", "each"], ...] = ("all", "halves", "each")
+
+Last = Literal["free", "ordered", "run"]
 T = TypeVar("T")
 
 
@@ -85,8 +91,9 @@ def world_of(choices: bytes) -> World:
     for number in range(components):
         component = Choices(next(rows))
         model.append(_component(component, number, layers, sizes))
-        for side, listed in zip(sides, placed, strict=True):
-            listed.append(_placed(component, model[-1].kind, side))
+        places = [_placed(component, model[-1].kind, side) for side in sides]
+        for listed, place, stored in zip(placed, places, _formats(component, model[-1]), strict=True):
+            listed.append(replace(place, format=stored))
     tokens = request.upto(MOST_TOKENS)
     has_prefix, prefix = request.flag(), request.upto(tokens)
     cuts = sorted((request.upto(tokens), request.upto(tokens))[: request.upto(2)])
@@ -155,7 +162,7 @@ class _Parallel:
 
 def _whole(placed: Placed) -> Placed:
     """The same with every token on each rank: a unit that cuts entries cannot share them."""
-    return Placed(placed.page_size, placed.ring, 1, 1)
+    return replace(placed, unit=1, modulus=1)
 
 
 def _placed(choices: Choices, kind: Kind, side: _Parallel) -> Placed:
@@ -169,6 +176,38 @@ def _placed(choices: Choices, kind: Kind, side: _Parallel) -> Placed:
     if own == "whole":
         return _whole(Placed(page_size, ring))
     return Placed(page_size, ring, pages * kind.ratio, side.cp)
+
+
+def _formats(choices: Choices, entry: ModelComponent) -> tuple[Format | None, Format | None]:
+    """How the two sides store the numbers of a component: as the model, or as may be cast."""
+    own, equal = choices.flag(), choices.upto(7) == 7
+    source, destination = _format(choices), _format(choices)
+    if not own or not entry.numbers:
+        return None, None
+    if equal:
+        return _in_order(source), _in_order(source)
+    if destination.dtype != "float8_e4m3fn":
+        destination = replace(destination, scales="")
+    destination = replace(destination, cut_shared=False)
+    if destination.scales and source.scales:
+        # A block of the destination lies in one block of the source.
+        coarse = PARTS.index(destination.parts)
+        source = replace(source, parts=PARTS[min(PARTS.index(source.parts), coarse)])
+    last: Last = "run" if destination.scales and destination.parts != "each" else "free"
+    return _in_order(replace(source, last=last)), _in_order(replace(destination, last=last))
+
+
+def _format(choices: Choices) -> Format:
+    dtype, factors = choices.of(CAST_DTYPES), choices.of(FACTORS)
+    scales, parts, cut_shared = choices.of(("", "scale", "scales")), choices.of(PARTS), choices.upto(3) == 3
+    return Format(dtype, factors, scales, parts, cut_shared)
+
+
+def _in_order(stored: Format) -> Format:
+    """The same with halves that are halves in memory too; without scales nothing is said about them."""
+    if not stored.scales:
+        return replace(stored, parts="all", cut_shared=False)
+    return replace(stored, last="ordered") if stored.parts == "halves" and stored.last == "free" else stored
 
 
 def _component(choices: Choices, number: int, layers: int, sizes: tuple[int, int]) -> ModelComponent:
@@ -187,7 +226,9 @@ def _component(choices: Choices, number: int, layers: int, sizes: tuple[int, int
         chosen.append(DRAFT_LAYERS + 7)
     elided = frozenset({(tensors[role % len(tensors)].role, chosen[layer % len(chosen)])} if elides else ())
     kind = kind if family in ("heads", "scaled", "latent", "index") else SLOT
-    return ModelComponent(name, family, kind, tensors, tuple(chosen), elided, at_source)
+    plain = family != "scaled" and shape.dtype in CAST_DTYPES
+    numbers = frozenset(tensor.role for tensor in tensors if plain and tensor.dtype == shape.dtype)
+    return ModelComponent(name, family, kind, tensors, tuple(chosen), elided, at_source, numbers)
 
 
 def _kind(choices: Choices) -> Kind:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvbaton.errors import HandshakeError, LayoutMismatch
 from kvbaton.explain import ranks, result
+from kvbaton.explain.casts import Casts
 from kvbaton.explain.request import Request
 from kvbaton.explain.runs import RunLengths, merge_runs, run_lengths
 from kvbaton.explain.transports import available, capabilities_of
@@ -42,17 +43,23 @@ class _Found:
     pairs: list[result.Pair] = field(default_factory=list)
     refusals: list[result.Refusal] = field(default_factory=list)
     runs: dict[str, list[RunLengths]] = field(default_factory=dict)
+    casts: dict[str, Casts] = field(default_factory=dict)
     clock: _Clock = field(default_factory=_Clock)
 
 
+class _Rules(NamedTuple):
+    striped: bool
+    cast: bool
+
+
 def explain(source: Topology, destination: Topology, request: Request, *, timed: bool = False) -> result.Explanation:
-    """Explain what ``source`` hands to ``destination`` for one request; the destination says whether it is striped.
+    """Explain what ``source`` hands to ``destination``, which says whether it is striped and casts, for one request.
 
     Raises `ShardError` or `LayoutError` where a side cannot be laid out, and `ConfigurationError` for an unknown
     transport. A pair that does not fit is no error: it is among the refusals.
     """
     sides = [side_of(topology, request) for topology in (source, destination)]
-    return explain_ranks(sides[0], sides[1], request, striped=destination.striped, timed=timed)
+    return explain_ranks(sides[0], sides[1], request, striped=destination.striped, cast=destination.cast, timed=timed)
 
 
 def side_of(topology: Topology, request: Request) -> Ranks:
@@ -62,7 +69,13 @@ def side_of(topology: Topology, request: Request) -> Ranks:
 
 
 def explain_ranks(
-    source: Ranks, destination: Ranks, request: Request, *, striped: bool = False, timed: bool = False
+    source: Ranks,
+    destination: Ranks,
+    request: Request,
+    *,
+    striped: bool = False,
+    cast: bool = False,
+    timed: bool = False,
 ) -> result.Explanation:
     """As `explain`, for layouts that were made in another way; all must have passed `check_layout`."""
     for name in (*source.transports, *destination.transports):
@@ -75,7 +88,8 @@ def explain_ranks(
         for number in range(len(destination.layouts)):
             found.refusals.append(result.Refusal(None, number, type(error).__name__, str(error)))
     for number in range(len(destination.layouts)):
-        _destination(source.layouts, destination.layouts[number], number, request, striped, transport, found)
+        rules = _Rules(striped, cast)
+        _destination(source.layouts, destination.layouts[number], number, request, rules, transport, found)
     sent, received = ranks.by_rank(found.pairs, source.layouts, destination.layouts)
     return result.Explanation(
         schema=result.SCHEMA_VERSION,
@@ -91,12 +105,13 @@ def explain_ranks(
             transport, available(transport), tuple(source.transports), tuple(destination.transports)
         ),
         components=tuple(
-            ranks.component(name, source.layouts, destination.layouts, merge_runs(runs))
+            ranks.component(name, source.layouts, destination.layouts, merge_runs(runs), found.casts[name].told())
             for name, runs in found.runs.items()
         ),
         pairs=tuple(sorted(found.pairs, key=lambda pair: (pair.source, pair.destination))),
         refusals=tuple(found.refusals),
         planner=_times(found.clock) if timed else None,
+        cast=cast,
     )
 
 
@@ -105,15 +120,15 @@ def _destination(
     destination: RankLayout,
     number: int,
     request: Request,
-    striped: bool,
+    rules: _Rules,
     transport: str,
     found: _Found,
 ) -> None:
     began = time.perf_counter()
     try:
-        shares = assign(sources, destination, destination_index=number, striped=striped)
+        shares = assign(sources, destination, destination_index=number, **rules._asdict())
     except LayoutMismatch as error:
-        found.refusals.extend(_refusals(sources, destination, number, error))
+        found.refusals.extend(_refusals(sources, destination, number, error, cast=rules.cast))
         return
     finally:
         found.clock.assign += time.perf_counter() - began
@@ -123,7 +138,7 @@ def _destination(
             continue
         began = time.perf_counter()
         try:
-            plan = compile_pair(source, destination, share)
+            plan = compile_pair(source, destination, share, cast=rules.cast)
         except LayoutMismatch as error:
             found.refusals.append(result.Refusal(index, number, type(error).__name__, str(error)))
             continue
@@ -134,13 +149,13 @@ def _destination(
 
 
 def _refusals(
-    sources: Sequence[RankLayout], destination: RankLayout, number: int, error: LayoutMismatch
+    sources: Sequence[RankLayout], destination: RankLayout, number: int, error: LayoutMismatch, *, cast: bool
 ) -> list[result.Refusal]:
     """The pairs that do not fit; where each fits by itself, the sources together lack something."""
     found = []
     for index, source in enumerate(sources):
         try:
-            compile_pair(source, destination)
+            compile_pair(source, destination, cast=cast)
         except LayoutMismatch as mismatch:
             found.append(result.Refusal(index, number, type(mismatch).__name__, str(mismatch)))
     return found or [result.Refusal(None, number, type(error).__name__, str(error))]
@@ -165,6 +180,7 @@ def _flow(
     found.clock.bind += time.perf_counter() - began
     runs = run_lengths(transfers)
     found.runs.setdefault(name, []).append(runs)
+    found.casts.setdefault(name, Casts()).add(share, source.component(name), destination.component(name))
     return result.Flow(
         component=name,
         nbytes=sum(transfer.nbytes for transfer in transfers),

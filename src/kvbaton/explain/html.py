@@ -11,7 +11,15 @@ from kvbaton.explain.page_picture import draw_page
 from kvbaton.explain.result import Explanation, Side
 from kvbaton.explain.ribbons import draw
 from kvbaton.explain.sentences import sentences
-from kvbaton.explain.words import show_block, show_bytes, show_part_layers, show_runs, show_tokens
+from kvbaton.explain.words import (
+    CAST_COLUMNS,
+    cast_rows,
+    show_block,
+    show_bytes,
+    show_part_layers,
+    show_runs,
+    show_tokens,
+)
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--line:#d0d7de;--bad:#cf222e}
@@ -37,6 +45,9 @@ def draw_html(explanation: Explanation, views: Sequence[PageView] = (), pair: st
         body.append(_refusals(explanation))
     if explanation.components:
         body.append(_components(explanation))
+        if any(entry.casts for entry in explanation.components):
+            told = "Each element is cast once, by the rank that reads it."
+            body.append(_table("Casts", CAST_COLUMNS, cast_rows(explanation), told))
     if explanation.pairs:
         body.append(_pairs(explanation))
         body.append(_ranks("Sources", explanation.source))

@@ -31,11 +31,15 @@ class Place(NamedTuple):
 
 
 class Run(NamedTuple):
-    """``nbytes`` bytes from one row to another; ``source`` and ``destination`` are ``(place in rows, byte)``."""
+    """``nbytes`` bytes from one row to another; ``source`` and ``destination`` are ``(place in rows, byte)``.
+
+    ``read`` are the bytes at the source: others than ``nbytes`` where elements are cast.
+    """
 
     source: tuple[int, int]
     destination: tuple[int, int]
     nbytes: int
+    read: int
 
 
 class PageView(NamedTuple):
@@ -53,12 +57,18 @@ class PageView(NamedTuple):
 
 
 def view_pages(
-    source: Ranks, destination: Ranks, request: Request, pair: tuple[int, int], *, striped: bool = False
+    source: Ranks,
+    destination: Ranks,
+    request: Request,
+    pair: tuple[int, int],
+    *,
+    striped: bool = False,
+    cast: bool = False,
 ) -> list[PageView]:
     """The first pages of each component that ``pair`` (numbers of a source and a destination) moves."""
     at, to = source.layouts[pair[0]], destination.layouts[pair[1]]
-    shares = assign(source.layouts, to, destination_index=pair[1], striped=striped)
-    plan = compile_pair(at, to, shares[pair[0]])
+    shares = assign(source.layouts, to, destination_index=pair[1], striped=striped, cast=cast)
+    plan = compile_pair(at, to, shares[pair[0]], cast=cast)
     views = (_view(plan, name, at, to, request) for name in plan.components)
     return [view for view in views if view is not None]
 
@@ -83,8 +93,8 @@ def _view(plan: PairPlan, name: str, source: RankLayout, destination: RankLayout
         shown.append(order)
     shown[0] = [row for row in shown[0] if row in moved[:, 0]]
     runs = [
-        Run((shown[0].index(row), byte), (shown[1].index(to_row), to_byte), nbytes)
-        for row, byte, to_row, to_byte, nbytes in moved[:MAX_RUNS].tolist()
+        Run((shown[0].index(row), byte), (shown[1].index(to_row), to_byte), nbytes, read)
+        for row, byte, to_row, to_byte, nbytes, read in moved[:MAX_RUNS].tolist()
     ]
     more = max(len(moved) - MAX_RUNS, 0)
     return PageView(name, (first, last), places[0], places[1], tuple(shown[0]), tuple(shown[1]), tuple(runs), more)
@@ -109,7 +119,7 @@ def _place(component: Component, box: Int64s) -> Place:
 
 
 def _pieces(transfer: Transfer, places: Sequence[Place]) -> Int64s:
-    """``(source row, byte, destination row, byte, length)`` of the pieces between the rows of ``places``."""
+    """``(source row, byte, destination row, byte, length, length at the source)`` of pieces between ``places``."""
     boxes, source_units, destination_units = transfer
     keep = np.ones(len(boxes.shape), np.bool_)
     for side, place in zip((boxes.source, boxes.destination), places, strict=True):
@@ -117,6 +127,7 @@ def _pieces(transfer: Transfer, places: Sequence[Place]) -> Int64s:
         keep &= (side[:, 0] == place.region) & (begin >= 0) & (begin < place.stride)
     # A row has at most so many units: what lies further back cannot be in the rows that are shown.
     most = MAX_ROWS * int(max(boxes.source[:, 3].max(), boxes.destination[:, 3].max()))
+    read = boxes.source_shape[:, 2]
     made: list[Int64s] = []
     for index in np.flatnonzero(keep).tolist():
         outer, inner, run = (int(value) for value in boxes.shape[index])
@@ -130,6 +141,6 @@ def _pieces(transfer: Transfer, places: Sequence[Place]) -> Int64s:
             byte = offset - place.base + units % per_row * unit_stride
             inside = grid[0] * first + grid[1] * second
             columns += [np.repeat(units // per_row, inside.size), (byte[:, None] + inside).reshape(-1)]
-        columns.append(np.full(len(columns[0]), run, np.int64))
+        columns += [np.full(len(columns[0]), length, np.int64) for length in (run, int(read[index]))]
         made.append(np.stack(columns, axis=1))
-    return np.concatenate(made) if made else np.empty((0, 5), np.int64)
+    return np.concatenate(made) if made else np.empty((0, 6), np.int64)

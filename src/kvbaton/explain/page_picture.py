@@ -62,7 +62,7 @@ def _row(view: PageView, side: str, position: int, place: Place, x: float, y: fl
             f"destination row {view.destination_rows[destination[0]]} from byte {destination[1]:,}"
         )
         kind = f"run c{(number - 1) % len(COLOURS)}"
-        begin, end = byte, byte + run.nbytes
+        begin, end = byte, byte + (run.read if side == "source" else run.nbytes)
         while begin < end:
             index, inside = divmod(begin, place.line)
             part = min(end - begin, place.line - inside)

@@ -54,12 +54,16 @@ def runs(lengths: RunLengths) -> result.Runs:
 
 
 def component(
-    name: str, sources: Sequence[RankLayout], destinations: Sequence[RankLayout], lengths: RunLengths
+    name: str,
+    sources: Sequence[RankLayout],
+    destinations: Sequence[RankLayout],
+    lengths: RunLengths,
+    casts: tuple[result.CastInfo, ...] = (),
 ) -> result.ComponentInfo:
     """Totals of one component, and how many ranks of each side hold an element of it."""
     kind = next(entry.kind for layout in destinations for entry in layout.components if entry.name == name)
     return result.ComponentInfo(
-        name, str(kind), lengths.nbytes, runs(lengths), _copies(name, sources), _copies(name, destinations)
+        name, str(kind), lengths.nbytes, runs(lengths), _copies(name, sources), _copies(name, destinations), casts
     )
 
 

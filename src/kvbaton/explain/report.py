@@ -44,7 +44,8 @@ class Report(NamedTuple):
             chosen = most.source, most.destination
         if chosen is None:
             return draw_html(self.explanation)
-        views = view_pages(self.source, self.destination, self.request, chosen, striped=self.explanation.striped)
+        rules = {"striped": self.explanation.striped, "cast": self.explanation.cast}
+        views = view_pages(self.source, self.destination, self.request, chosen, **rules)
         return draw_html(self.explanation, views, pair_name(self.explanation, *chosen))
 
     def print(self) -> None:
@@ -66,7 +67,8 @@ def make(source: Path, destination: Path, request: Request, *, pair: str | None 
     if request.prefix > request.tokens:
         raise ConfigurationError(f"the prefix of {request.prefix} tokens is longer than the {request.tokens} tokens")
     sides = [side_of(topology, request) for topology in topologies]
-    made = explain_ranks(sides[0], sides[1], request, striped=topologies[1].striped, timed=timed)
+    rules = {"striped": topologies[1].striped, "cast": topologies[1].cast}
+    made = explain_ranks(sides[0], sides[1], request, **rules, timed=timed)
     return Report(made, sides[0], sides[1], request, None if pair is None else _pair(pair, made))
 
 

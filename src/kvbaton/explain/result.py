@@ -97,6 +97,21 @@ class Side(msgspec.Struct, frozen=True):
     balance: float
 
 
+class CastInfo(msgspec.Struct, frozen=True):
+    """Elements that are cast on their way: ``roles`` of ``layers``, from the format ``source`` to ``destination``.
+
+    ``relative`` bounds the error as a part of the value where that is within the range of the destination, and above
+    the smallest numbers; ``bound`` has all of it in words.
+    """
+
+    roles: tuple[str, ...]
+    layers: tuple[int, ...]
+    source: str
+    destination: str
+    relative: float
+    bound: str
+
+
 class ComponentInfo(msgspec.Struct, frozen=True):
     """One component over all pairs. ``source_copies``: how many source ranks hold each element on average."""
 
@@ -106,6 +121,7 @@ class ComponentInfo(msgspec.Struct, frozen=True):
     runs: Runs
     source_copies: float
     destination_copies: float
+    casts: tuple[CastInfo, ...] = ()
 
 
 class Transport(msgspec.Struct, frozen=True):
@@ -149,6 +165,8 @@ class Explanation(msgspec.Struct, frozen=True):
     pairs: tuple[Pair, ...]
     refusals: tuple[Refusal, ...]
     planner: PlannerTime | None = None
+    cast: bool = False
+    """Whether the destination allows casts."""
 
     @property
     def refused(self) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvbaton.plan import Int64s, Transfer
+from kvbaton.plan.boxes import CONVERT
 
 
 class RunLengths(NamedTuple):
@@ -45,21 +46,26 @@ class RunLengths(NamedTuple):
 
 
 def run_lengths(transfers: Sequence[Transfer]) -> RunLengths:
-    """The runs of all ``transfers``; a box that is one run joins that of the next unit where both sides go on."""
+    """The runs of all ``transfers``, in bytes of the destination.
+
+    A box that is one run joins that of the next unit where both sides go on. What has a scale of its own never does.
+    """
     lengths: list[Int64s] = []
     counts: list[Int64s] = []
     for boxes, source_units, destination_units in transfers:
-        shape = boxes.shape
+        shape, source_runs = boxes.shape, boxes.source_shape[:, 2:]
         if not len(source_units):
             continue
         single = shape[:, 0] * shape[:, 1] == 1
+        if boxes.cast is not None:
+            single &= (boxes.cast.how[:, 0] <= CONVERT) & (boxes.cast.scale[:, 0] == -1)
         lengths.append(shape[~single, 2])
         counts.append(shape[~single, 0] * shape[~single, 1] * len(source_units))
         # What joins follows from strides: boxes mostly differ in their offsets only.
-        strides = np.hstack([shape[:, 2:], boxes.source[:, 2:5], boxes.destination[:, 2:5]])[single]
+        strides = np.hstack([shape[:, 2:], source_runs, boxes.source[:, 2:5], boxes.destination[:, 2:5]])[single]
         for line, alike in zip(*np.unique(strides, axis=0, return_counts=True), strict=True):
-            run = int(line[0])
-            goes_on = _goes_on(source_units, line[1:4], run) & _goes_on(destination_units, line[4:7], run)
+            run, source_run = int(line[0]), int(line[1])
+            goes_on = _goes_on(source_units, line[2:5], source_run) & _goes_on(destination_units, line[5:8], run)
             ends = np.flatnonzero(np.append(~goes_on, True)) + 1
             sizes, times = np.unique(np.diff(ends, prepend=0), return_counts=True)
             lengths.append(sizes * run)

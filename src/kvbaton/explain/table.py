@@ -12,7 +12,16 @@ from rich.table import Table
 from kvbaton.explain.groups import alike_pairs, alike_ranks, alike_refusals, pair_name, some
 from kvbaton.explain.result import Explanation, Side
 from kvbaton.explain.sentences import sentences
-from kvbaton.explain.words import show_block, show_bytes, show_count, show_part_layers, show_runs, show_tokens
+from kvbaton.explain.words import (
+    CAST_COLUMNS,
+    cast_rows,
+    show_block,
+    show_bytes,
+    show_count,
+    show_part_layers,
+    show_runs,
+    show_tokens,
+)
 
 MOST_PARTS = 3
 """Parts of a flow that are listed."""
@@ -24,6 +33,8 @@ def print_tables(explanation: Explanation, console: Console) -> None:
         console.print(escape(sentence), highlight=False)
     if explanation.components:
         _show(_components(explanation), console)
+        if any(entry.casts for entry in explanation.components):
+            _show(_casts(explanation), console)
     if explanation.pairs:
         for table in _pairs(explanation):
             _show(table, console)
@@ -55,6 +66,15 @@ def _components(explanation: Explanation) -> Table:
         row = (entry.name, entry.kind, show_bytes(entry.nbytes), f"{entry.runs.pieces:,}", show_runs(entry.runs), held)
         table.add_row(*map(escape, row))
     table.caption = "held by: how many ranks of each side hold an element; run: bytes (shortest / median / longest)"
+    table.caption_justify = "left"
+    return table
+
+
+def _casts(explanation: Explanation) -> Table:
+    table = _table("Casts", *CAST_COLUMNS)
+    for row in cast_rows(explanation):
+        table.add_row(*map(escape, row))
+    table.caption = "each element is cast once, by the rank that reads it"
     table.caption_justify = "left"
     return table
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from kvbaton.explain.result import Flow, PartInfo, Runs
+from kvbaton.explain.result import Explanation, Flow, PartInfo, Runs
 from kvbaton.topology.layers import show_layers
 
 
@@ -40,8 +40,7 @@ def show_spans(spans: Sequence[tuple[int, int]]) -> str:
 
 def show_part_layers(part: PartInfo) -> str:
     """The layers of one part."""
-    layers = show_layers(part.layers)
-    return layers if len(layers) <= 22 else f"{len(part.layers)} of {part.layers[0]}-{part.layers[-1]}"
+    return _few_layers(part.layers)
 
 
 def show_block(part: PartInfo) -> str:
@@ -69,3 +68,20 @@ def show_tokens(flow: Flow) -> str:
 def show_count(number: int, noun: str) -> str:
     """``number`` and ``noun``, with an s where there is not one of it."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+CAST_COLUMNS = ("component", "roles", "layers", "from", "to", "bound of the error")
+"""Columns of the table of casts."""
+
+
+def cast_rows(explanation: Explanation) -> Iterator[tuple[str, ...]]:
+    """The lines of the table of casts."""
+    for entry in explanation.components:
+        for cast in entry.casts:
+            layers = _few_layers(cast.layers)
+            yield entry.name, ", ".join(cast.roles), layers, cast.source, cast.destination, cast.bound
+
+
+def _few_layers(layers: tuple[int, ...]) -> str:
+    shown = show_layers(layers)
+    return shown if len(shown) <= 22 else f"{len(layers)} of {layers[0]}-{layers[-1]}"

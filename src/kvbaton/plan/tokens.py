@@ -79,19 +79,16 @@ def choose_holders(
     ``turn`` rotates the choice among equal holders. Gives None for a holder that sends nothing; the second value is a
     token that the destination owns and no holder does, if there is one.
     """
-    everyone = [*holders, destination]
-    if not striped or len(holders) == 1:
-        stripe = 0
-        units, periods = [], [1]
+    repeating = [owned for owned in (*holders, destination) if owned.modulus > 1]
+    units = [owned.unit for owned in repeating]
+    periods = [owned.unit * owned.modulus for owned in repeating]
+    # Stripes are no reason to refuse: shorter ones, or none, where they would make the period too long.
+    for stripe in _stripes(page_sizes, periods) if striped and len(holders) > 1 else [0]:
+        unit = math.gcd(stripe, *units) or 1
+        modulus = math.lcm(stripe * len(holders) or 1, *periods) // unit
+        if modulus <= MAX_CLASSES and unit * modulus <= MAX_REPEAT:
+            break
     else:
-        stripe = math.lcm(*page_sizes, *(owned.unit * owned.modulus for owned in everyone if owned.modulus > 1))
-        stripe = stripe if stripe <= MAX_STRIPE else page_sizes[-1]
-        units, periods = [stripe], [stripe * len(holders)]
-    units += [owned.unit for owned in everyone if owned.modulus > 1]
-    periods += [owned.unit * owned.modulus for owned in everyone if owned.modulus > 1]
-    unit = math.gcd(*units) or 1
-    modulus = math.lcm(*periods) // unit
-    if modulus > MAX_CLASSES or unit * modulus > MAX_REPEAT:
         raise LayoutMismatch(
             f"axis token: the ownerships of {len(holders)} source ranks and the destination repeat together only after "
             f"{unit * modulus} tokens in units of {unit}, more than {MAX_CLASSES} units or {MAX_REPEAT} "
@@ -116,6 +113,12 @@ def choose_holders(
         else:
             sent.append(TokenClasses(unit, modulus, tuple(np.flatnonzero(mine).tolist())))
     return sent, int(tokens[missing[0]]) if missing.size else None
+
+
+def _stripes(page_sizes: list[int], periods: list[int]) -> list[int]:
+    """Lengths of stripes in tokens, the best first: one that cuts no page, a page of the destination, none (0)."""
+    whole = math.lcm(*page_sizes, *periods)
+    return [*([whole] if whole <= MAX_STRIPE else []), page_sizes[-1], 0]
 
 
 def _or_all(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvbaton.errors import LayoutError
@@ -15,6 +15,7 @@ from kvbaton.layout import (
     Kind,
     Ownership,
     RankLayout,
+    Span,
     check_layout,
     component,
     required_bytes,
@@ -37,13 +38,16 @@ class Layouting(NamedTuple):
     """Replaces the dtype of all its tensors, where it is given."""
     whole: bool = False
     stage: int | None = None
+    factor: float = 1.0
+    scale: Mapping[str, int] | None = None
+    """How many neighbours along each named axis share a scale; along the others all do. None: there are no scales."""
 
 
 class Topology(NamedTuple):
     """A model and how one side serves it. ``stages`` are the layers of each pipeline stage.
 
     ``cp_unit`` is in tokens. ``cp_inside_tp``: the tensor-parallel ranks share the tokens. ``dtype`` is that of token
-    rows whose tensors name none.
+    rows whose tensors name none. ``cast``: as a destination, it allows elements to be cast.
     """
 
     title: str
@@ -58,6 +62,7 @@ class Topology(NamedTuple):
     dtype: str
     striped: bool
     transports: tuple[str, ...]
+    cast: bool = False
 
 
 def lay_out(topology: Topology, tokens: int) -> list[RankLayout]:
@@ -113,7 +118,11 @@ def _component(
         axes = tensor.ordered(layouting.order, page_size // kind.ratio) if kind.has_tokens else tensor.axes
         spans = [axis.spans(*coords.tp, model.name) for axis in axes]
         named = [(axis.name, axis.size, held or whole(axis.size)) for axis, held in zip(axes, spans, strict=True)]
-        fields.append(Field(tensor.role, dtype, tuple(named)))
+        scale = f"{tensor.role}_scale" if layouting.scale is not None else ""
+        fields.append(Field(tensor.role, dtype, tuple(named), scale, layouting.factor))
+        if layouting.scale is not None:
+            scaled = _scale_axes(named, layouting.scale, f"component {model.name}, role {tensor.role}")
+            fields.append(Field(scale, "float32", scaled))
     made = component(
         model.name,
         kind,
@@ -127,6 +136,27 @@ def _component(
     if not layouting.whole or not kind.has_tokens:
         return made
     return Component(made.name, made.kind, made.tensors, made.page_size, Ownership())
+
+
+def _scale_axes(
+    axes: Sequence[tuple[str, int, tuple[Span, ...]]], blocks: Mapping[str, int], where: str
+) -> tuple[tuple[str, int, tuple[Span, ...]], ...]:
+    """The axes of the scales of a tensor with ``axes``; raises `LayoutError`, beginning with ``where``."""
+    unknown = sorted(blocks.keys() - {name for name, _, _ in axes})
+    if unknown:
+        raise LayoutError(
+            f"{where}: scales along {unknown[0]}, but its axes are {', '.join(name for name, *_ in axes)}"
+        )
+    made = []
+    for name, size, spans in axes:
+        block = blocks.get(name)
+        if block is None:
+            continue
+        uneven = [number for number in (size, *itertools.chain(*spans)) if number % block]
+        if uneven:
+            raise LayoutError(f"{where}, axis {name}: blocks of {block} with one scale do not divide {uneven[0]}")
+        made.append((name, size // block, tuple((start // block, count // block) for start, count in spans)))
+    return tuple(made)
 
 
 def _rows(kind: Kind, page_size: int, tokens: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbaton.errors import ConfigurationError
+from kvbaton.layout import TOKEN
 from kvbaton.topology.components import check_dtype, read_model
 from kvbaton.topology.convert import check_names, convert
 from kvbaton.topology.huggingface import read_config
@@ -16,7 +17,7 @@ from kvbaton.topology.layers import parse_layers
 from kvbaton.topology.model import Model
 from kvbaton.topology.presets import PRESETS
 from kvbaton.topology.ranks import Layouting, Topology
-from kvbaton.topology.spec import ContextSpec, OverrideSpec, TopologySpec
+from kvbaton.topology.spec import ContextSpec, OverrideSpec, ScaleSpec, TopologySpec
 
 MAX_RANKS = 1024
 """Ranks that a side may have."""
@@ -61,7 +62,11 @@ def read_topology(value: object, where: str = "topology", folder: Path = Path())
         if name not in layouting:
             has = ", ".join(layouting)
             raise ConfigurationError(f"{where}: components: the model has no component {name!r} (it has {has})")
-        layouting[name] = _override(layouting[name], convert(entry, OverrideSpec, path), len(stages), path)
+        has_tokens = next(entry.kind.has_tokens for entry in model.components if entry.name == name)
+        override = convert(entry, OverrideSpec, path)
+        layouting[name] = _override(layouting[name], override, len(stages), path)._replace(
+            factor=override.factor, scale=_scale(override, has_tokens, f"{path}.scale")
+        )
     context = convert({"size": spec.cp} if type(spec.cp) is int else spec.cp, ContextSpec, f"{where}: cp")
     if context.inside_tp and spec.tp % context.size:
         raise ConfigurationError(f"{where}: cp.size is {context.size} inside tp, which must divide tp {spec.tp}")
@@ -81,6 +86,7 @@ def read_topology(value: object, where: str = "topology", folder: Path = Path())
         dp=spec.dp,
         dtype=spec.dtype,
         striped=spec.striped,
+        cast=spec.cast,
         transports=(spec.transport,) if isinstance(spec.transport, str) else tuple(spec.transport),
     )
 
@@ -125,6 +131,20 @@ def _stages(value: int | list[Any], model: Model, where: str) -> tuple[tuple[int
         raise ConfigurationError(f"{where}: {value} stages for {count} layers")
     bounds = [stage * count // value for stage in range(value + 1)]
     return tuple(tuple(range(first, last)) for first, last in itertools.pairwise(bounds))
+
+
+def _scale(spec: OverrideSpec, has_tokens: bool, where: str) -> dict[str, int] | None:
+    """How many neighbours along each axis share a scale."""
+    if spec.scale is None:
+        return None
+    scale = convert(spec.scale, ScaleSpec, where)
+    twice = [axis for axis in scale.axes if scale.axes.count(axis) > 1 or axis in scale.blocks]
+    if twice:
+        raise ConfigurationError(f"{where}: {twice[0]} is named twice")
+    blocks = {**dict.fromkeys(scale.axes, 1), **scale.blocks}
+    if has_tokens and blocks.get(TOKEN) != 1:
+        raise ConfigurationError(f"{where}.axes: {TOKEN} is missing; each token has scales of its own")
+    return blocks
 
 
 def _override(usual: Layouting, spec: OverrideSpec, stages: int, where: str) -> Layouting:

@@ -103,17 +103,30 @@ class ContextSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inside_tp: bool = False
 
 
+class ScaleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The scales of a component's tensors, float32, each in a role of its own: that of the tensor and ``_scale``.
+
+    Every index of ``axes`` has its own. Along an axis in ``blocks`` so many neighbours share one; along the axes that
+    are not named all do. Where rows hold tokens, the axis ``token`` must be among ``axes``.
+    """
+
+    axes: list[str] = []
+    blocks: dict[str, Count] = {}
+
+
 class OverrideSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a deployment lays out one component, where that is not as the others.
 
     ``whole``: every rank holds all tokens of it, also under context parallelism. ``stage``: only that pipeline stage
-    has it (``first``, ``last`` or a number).
+    has it (``first``, ``last`` or a number). What its elements stand for is ``stored * factor * scale``.
     """
 
     page_size: Count | None = None
     order: Order | None = None
     placement: Placement | None = None
     dtype: str = ""
+    factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    scale: dict[str, Any] | None = None
     whole: bool = False
     stage: int | Literal["first", "last"] | None = None
 
@@ -132,5 +145,6 @@ class TopologySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     placement: Placement = "layers_first"
     dtype: str = ""
     striped: bool = True
+    cast: bool = False
     transport: str | tuple[str, ...] = ("shm", "tcp")
     components: dict[str, Any] = msgspec.field(default_factory=dict)
