@@ -8,11 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kvbaton.errors import LayoutMismatch
-from kvbaton.layout import Component, RankLayout, Span, Tensor
+from kvbaton.layout import Component, Ownership, RankLayout, Span, Tensor
 from kvbaton.plan.cells import Block, Bools, Cell, every_cell, merge, partition
 from kvbaton.plan.fit import Held, Known, Tensors, check_component, check_tensor, fail_missing, held, tensors_of, where
 from kvbaton.plan.share import EVERY_TOKEN, Part, Share, TokenClasses
 from kvbaton.plan.tokens import choose_holders
+
+MAX_SPANS_IN_ALL = 1 << 17
+"""Bound of the spans in the shares of one destination, over all its tensors."""
 
 
 class _Source(NamedTuple):
@@ -21,11 +24,16 @@ class _Source(NamedTuple):
     tensors: dict[tuple[str, int], tuple[Tensor, Held]]
 
 
+_Chosen = tuple[list[TokenClasses | None], int | None]
+
+
 class _Rules(NamedTuple):
     turn: int
     striped: bool
     cast: bool
     complete: bool
+    chosen: dict[tuple[tuple[Ownership, ...], Ownership, tuple[int, ...]], _Chosen]
+    """What `choose_holders` said: most groups of tensors ask it the same."""
 
 
 def assign(
@@ -50,7 +58,7 @@ def assign(
     Raises `LayoutMismatch`, which names the component, the role, the layer, the axis and both numbers, where dtype,
     kind, window, axes or sizes differ, or where no source holds what is needed.
     """
-    return _assign(tuple(sources), destination, _Rules(destination_index, striped, cast, complete=True))
+    return _assign(tuple(sources), destination, _Rules(destination_index, striped, cast, complete=True, chosen={}))
 
 
 def overlap(source: RankLayout, destination: RankLayout, *, cast: bool = False) -> Share:
@@ -59,12 +67,13 @@ def overlap(source: RankLayout, destination: RankLayout, *, cast: bool = False) 
     Raises `LayoutMismatch` as `assign` does, also for a tensor that has no rows at the source and some at the
     destination, but not for what the source lacks.
     """
-    return _assign((source,), destination, _Rules(0, striped=False, cast=cast, complete=False))[0]
+    return _assign((source,), destination, _Rules(0, striped=False, cast=cast, complete=False, chosen={}))[0]
 
 
 def _assign(sources: tuple[RankLayout, ...], destination: RankLayout, rules: _Rules) -> tuple[Share, ...]:
     parts: list[list[Part]] = [[] for _ in sources]
     known: Known = {}
+    cells = 0
     for component in destination.components:
         named = _sources_of(component, sources, known)
         groups = _groups(component, sources, named, known, rules)
@@ -74,6 +83,12 @@ def _assign(sources: tuple[RankLayout, ...], destination: RankLayout, rules: _Ru
             for number, blocks, tokens in _blocks(
                 component, tensors[0], needed, holders, sources, destination, named, rules, stripe
             ):
+                cells += sum(len(spans) for block in blocks for spans in block)
+                if cells > MAX_SPANS_IN_ALL:
+                    raise LayoutMismatch(
+                        f"component {component.name}: what moves to this destination is cut into more than "
+                        f"{MAX_SPANS_IN_ALL} spans of indices; give tensors that are alike the same axes and spans"
+                    )
                 for block in blocks:
                     part = Part(component.name, role, layers, tuple(zip(axes, block, strict=True)), tokens)
                     parts[number].append(part)
@@ -209,10 +224,13 @@ def _senders(
     if not component.kind.has_tokens:
         return [(candidates[(rules.turn + stripe) % len(candidates)].number, EVERY_TOKEN)]
     ratio = component.kind.ratio
-    owned = [sources[source.number].owned_of(source.component).in_entries(ratio) for source in candidates]
+    owned = tuple(sources[source.number].owned_of(source.component).in_entries(ratio) for source in candidates)
     needed = destination.owned_of(component)
-    rows = [*(source.component.entries_per_row for source in candidates), component.entries_per_row]
-    chosen, missing = choose_holders(owned, needed.in_entries(ratio), rows, rules.turn, rules.striped)
+    rows = *(source.component.entries_per_row for source in candidates), component.entries_per_row
+    key = (owned, needed.in_entries(ratio), rows)
+    if key not in rules.chosen:
+        rules.chosen[key] = choose_holders(*key, rules.turn, rules.striped)
+    chosen, missing = rules.chosen[key]
     if missing is not None and rules.complete:
         raise LayoutMismatch(
             f"{name}, axis token: the destination owns token {missing * ratio} (unit {needed.unit}, remainder "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,11 @@ from kvbaton.layout import Ownership
 from kvbaton.plan.boxes import Int64s
 from kvbaton.plan.share import EVERY_TOKEN, TokenClasses
 
-MAX_CLASSES = 1 << 16
+MAX_CLASSES = 1 << 20
 """Bound of the token classes that a set of ranks may need (the period of all ownerships, over their common unit)."""
+
+MAX_CHOICES = 1 << 22
+"""Bound of these classes times the source ranks between which they are shared out."""
 
 MAX_REPEAT = 1 << 24
 """Bound of that period, in tokens."""
@@ -72,7 +76,7 @@ def to_local(owned: Ownership, tokens: Int64s) -> Int64s:
 
 
 def choose_holders(
-    holders: list[Ownership], destination: Ownership, page_sizes: list[int], turn: int, striped: bool
+    holders: Sequence[Ownership], destination: Ownership, page_sizes: Sequence[int], turn: int, striped: bool
 ) -> tuple[list[TokenClasses | None], int | None]:
     """Which tokens, of those that ``destination`` owns, each of ``holders`` sends: every one exactly once.
 
@@ -86,13 +90,13 @@ def choose_holders(
     for stripe in _stripes(page_sizes, periods) if striped and len(holders) > 1 else [0]:
         unit = math.gcd(stripe, *units) or 1
         modulus = math.lcm(stripe * len(holders) or 1, *periods) // unit
-        if modulus <= MAX_CLASSES and unit * modulus <= MAX_REPEAT:
+        if modulus <= min(MAX_CLASSES, MAX_CHOICES // len(holders)) and unit * modulus <= MAX_REPEAT:
             break
     else:
         raise LayoutMismatch(
             f"axis token: the ownerships of {len(holders)} source ranks and the destination repeat together only after "
-            f"{unit * modulus} tokens in units of {unit}, more than {MAX_CLASSES} units or {MAX_REPEAT} "
-            f"tokens; choose units that divide each other"
+            f"{unit * modulus} tokens in units of {unit}; at most {MAX_REPEAT} tokens, {MAX_CLASSES} units, and "
+            f"{MAX_CHOICES} units times ranks are allowed: choose units that divide each other, or fewer ranks"
         )
     tokens = np.arange(modulus, dtype=np.int64) * unit
     every = np.ones(modulus, np.bool_)
@@ -115,7 +119,7 @@ def choose_holders(
     return sent, int(tokens[missing[0]]) if missing.size else None
 
 
-def _stripes(page_sizes: list[int], periods: list[int]) -> list[int]:
+def _stripes(page_sizes: Sequence[int], periods: list[int]) -> list[int]:
     """Lengths of stripes in tokens, the best first: one that cuts no page, a page of the destination, none (0)."""
     whole = math.lcm(*page_sizes, *periods)
     return [*([whole] if whole <= MAX_STRIPE else []), page_sizes[-1], 0]
