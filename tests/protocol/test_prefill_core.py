@@ -522,3 +522,31 @@ def test_an_offer_that_comes_after_the_room_was_cancelled_and_closed():
     core.close(7, 4.0)
     core.tick(100.0)
     assert empty_but_peers(core)
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_a_receiver_that_gave_up_before_the_room_was_opened(offered):
+    core = core_with()
+    if offered:
+        assert core.handle("d0", offer(), 0.5) == []
+    gone = Abort(7, 1, "the client went away", "TransferAborted", offered=offered)
+    assert core.handle("d0", gone, 1.0) == [Send("d0", AbortAck(7, 1, 0, drained=True))]
+    (changed, *_) = core.open(7, 2.0)
+    assert (changed.status, changed.reason) == (Status.FAILED, "decode rank 0: the client went away")
+    core.close(7, 2.0)
+    core.open(7, 2.0)
+    assert core.status(7) is Status.WAITING
+
+
+@pytest.mark.parametrize("parked", [True, False])
+def test_a_room_that_the_engine_gave_up_before_it_was_opened(parked):
+    core = core_with()
+    actions = core.handle("d0", offer(), 0.5) if parked else []
+    actions += core.cancelled(7, "the client went away", 1.0)
+    actions += [] if parked else core.handle("d0", offer(), 1.5)
+    abort, ack = sent(actions)
+    assert (abort.room, abort.epoch, abort.reason) == (7, 1, "the client went away")
+    assert ack == AbortAck(7, 1, 0, drained=True)
+    assert core.handle("d0", offer(epoch=2), 2.0) == []
+    core.open(7, 3.0)
+    assert core.status(7) is Status.TRANSFERRING

@@ -196,7 +196,7 @@ def test_refused_where_the_decode_side_does_not_allow_it(world):
 def test_what_cannot_be_cast_is_refused_all_the_same(world):
     world.prefill(layout("bfloat16"))
     (there,) = world.decode(layout("int8"), settings=CASTS)
-    receiver = there.manager.receiver(1)
+    receiver = there.manager.receiver(9)
     failed(receiver, "bfloat16", "int8", "casts are only between")
     receiver.close()
     (there,) = world.decode(layout("bfloat16"), settings=CASTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +15,8 @@ from kvbaton.plan.fit import Held, Known, Tensors, check_component, check_tensor
 from kvbaton.plan.share import EVERY_TOKEN, Part, Share, TokenClasses
 from kvbaton.plan.tokens import choose_holders
 
-MAX_SPANS_IN_ALL = 1 << 17
-"""Bound of the spans in the shares of one destination, over all its tensors."""
+MAX_CELLS_IN_ALL = 1 << 17
+"""Bound of the cells of all tensors of one destination that are not held alike."""
 
 
 class _Source(NamedTuple):
@@ -27,13 +28,24 @@ class _Source(NamedTuple):
 _Chosen = tuple[list[TokenClasses | None], int | None]
 
 
-class _Rules(NamedTuple):
+@dataclass
+class _Rules:
     turn: int
     striped: bool
     cast: bool
     complete: bool
-    chosen: dict[tuple[tuple[Ownership, ...], Ownership, tuple[int, ...]], _Chosen]
+    chosen: dict[tuple[tuple[Ownership, ...], Ownership, tuple[int, ...]], _Chosen] = field(default_factory=dict)
     """What `choose_holders` said: most groups of tensors ask it the same."""
+    cells: int = 0
+    """How many there are so far."""
+
+    def count(self, cells: int, name: str) -> None:
+        self.cells += cells
+        if self.cells > MAX_CELLS_IN_ALL:
+            raise LayoutMismatch(
+                f"{name}: up to here the spans of all ranks cut unlike tensors into {self.cells} cells; at "
+                f"most {MAX_CELLS_IN_ALL} are allowed: give tensors that are alike the same axes and spans"
+            )
 
 
 def assign(
@@ -58,7 +70,7 @@ def assign(
     Raises `LayoutMismatch`, which names the component, the role, the layer, the axis and both numbers, where dtype,
     kind, window, axes or sizes differ, or where no source holds what is needed.
     """
-    return _assign(tuple(sources), destination, _Rules(destination_index, striped, cast, complete=True, chosen={}))
+    return _assign(tuple(sources), destination, _Rules(destination_index, striped, cast, complete=True))
 
 
 def overlap(source: RankLayout, destination: RankLayout, *, cast: bool = False) -> Share:
@@ -67,13 +79,12 @@ def overlap(source: RankLayout, destination: RankLayout, *, cast: bool = False) 
     Raises `LayoutMismatch` as `assign` does, also for a tensor that has no rows at the source and some at the
     destination, but not for what the source lacks.
     """
-    return _assign((source,), destination, _Rules(0, striped=False, cast=cast, complete=False, chosen={}))[0]
+    return _assign((source,), destination, _Rules(0, striped=False, cast=cast, complete=False))[0]
 
 
 def _assign(sources: tuple[RankLayout, ...], destination: RankLayout, rules: _Rules) -> tuple[Share, ...]:
     parts: list[list[Part]] = [[] for _ in sources]
     known: Known = {}
-    cells = 0
     for component in destination.components:
         named = _sources_of(component, sources, known)
         groups = _groups(component, sources, named, known, rules)
@@ -83,12 +94,6 @@ def _assign(sources: tuple[RankLayout, ...], destination: RankLayout, rules: _Ru
             for number, blocks, tokens in _blocks(
                 component, tensors[0], needed, holders, sources, destination, named, rules, stripe
             ):
-                cells += sum(len(spans) for block in blocks for spans in block)
-                if cells > MAX_SPANS_IN_ALL:
-                    raise LayoutMismatch(
-                        f"component {component.name}: what moves to this destination is cut into more than "
-                        f"{MAX_SPANS_IN_ALL} spans of indices; give tensors that are alike the same axes and spans"
-                    )
                 for block in blocks:
                     part = Part(component.name, role, layers, tuple(zip(axes, block, strict=True)), tokens)
                     parts[number].append(part)
@@ -195,6 +200,7 @@ def _blocks(
     spans = [spans for _, _, spans in needed.axes]
     held_spans = [[spans for _, _, spans in holder.axes] for _, holder in holders]
     cuts, holds = partition(spans, held_spans, name)
+    rules.count(holds[0].size if len(holds) else 0, name)
     if rules.complete and not holds.any(axis=0).all():
         _fail_uncovered(name, needed, holders, cuts, holds)
     patterns, which = np.unique(holds.reshape(len(holders), -1).T, axis=0, return_inverse=True)

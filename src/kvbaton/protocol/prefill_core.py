@@ -95,6 +95,13 @@ class PrefillCore(Core[PrefillRoom]):
             actions += self._place(state, parked.peer, parked.offer, now)
         return actions
 
+    def cancelled(self, room: int, reason: str, now: float) -> list[Action]:
+        """The engine gave a room up before it was opened here: Offers that came, or will come, are refused."""
+        failure = Failure(TransferAborted, reason)
+        parked = self._parking.take(room)
+        self._ended.put(room, EndedEarly(failure, {each.peer for each in parked}), now)
+        return [action for each in parked for action in self._refuse(each.peer, each.offer, failure)]
+
     def submit(self, room: int, handle: int, ranges: Mapping[str, tuple[int, int]], now: float) -> list[Action]:
         """A chunk is ready: tokens ``[first, last)`` by component; ``handle`` is the runtime's key to its rows.
 
@@ -294,6 +301,8 @@ class PrefillCore(Core[PrefillRoom]):
         if peer in room.destinations:
             return self._ignore("stale Offer")
         if room.status.terminal:
+            # It knows now: what it offers next is for a later life of the number.
+            room.withdrawn.add(peer)
             failure = room.failure or Failure(TransferFailed, f"room {room.number} has ended")
             return self._refuse(peer, offer, failure)
         if not room.waits_for(share):
@@ -375,6 +384,8 @@ class PrefillCore(Core[PrefillRoom]):
             parked = self._parking.get(abort.room, peer)
             if parked is not None and parked.epoch == abort.epoch:
                 self._parking.remove(abort.room, peer)
+                if room is None:
+                    self._withdrawn.put(abort.room, failure, now)
             if room is None or destination is None or destination.offer.epoch != abort.epoch:
                 return [Send(peer, ack)]
             actions = self._fail(room, failure, heard_by=peer)
@@ -387,6 +398,8 @@ class PrefillCore(Core[PrefillRoom]):
         else:
             state.seen.add(abort.epoch)
         actions = []
+        if room is None and ended is None and not abort.offered:
+            self._withdrawn.put(abort.room, failure, now)
         if room is not None and destination is None and room.waits_for(state.share):
             room.withdrawn.add(peer)
             actions = self._fail(room, failure)

@@ -110,7 +110,7 @@ class PrefillRoom:
     served: int = 0
     outstanding: int = 0
     withdrawn: set[str] = field(default_factory=set)
-    """Peers that gave up before they offered: an Offer of theirs is for a later life of the room."""
+    """Peers that gave up before they offered, or were refused: an Offer of theirs is for a later life of the room."""
     closed: bool = False
     released: bool = False
 

@@ -178,7 +178,7 @@ class PrefillSide(Side[SenderRoom]):
 
     def _open(self, entry: SenderRoom) -> list[Action]:
         if entry.room.poll().terminal:
-            return []
+            return self.core.cancelled(entry.room.room, entry.room.reason, self.context.now())
         actions = self.core.open(entry.room.room, self.context.now())
         entry.opened = True
         return actions
