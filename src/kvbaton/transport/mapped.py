@@ -13,12 +13,14 @@ from kvbaton.errors import TransportError
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s, Transfer
 from kvbaton.transport.base import Completion, RemotePeer, Transport
+from kvbaton.transport.chunks import chunks
 from kvbaton.transport.table import RegionTable, check_write
 from kvbaton.transport.tickets import Tickets
 
 CHUNK = 4 << 20
 """Bytes that a worker copies between two looks at whether the peer is still there."""
-
+LEAST_CHUNK = 1 << 20
+"""Smaller chunks cost more to hand out than other workers save by taking them."""
 
 MOST_WORKERS = 4
 """More threads than this copy no faster: a few fill the memory bus."""
@@ -61,23 +63,22 @@ class Job:
         self.error = ""
         self.running = 0
         self.started = False
-        self._left = deque((transfer, transfer.nbytes) for transfer in transfers)
-        self._begin = 0
+        nbytes = sum(transfer.nbytes for transfer in transfers) // (2 * MOST_WORKERS)
+        self._chunks = chunks(transfers, max(LEAST_CHUNK, min(CHUNK, nbytes)))
+        self._next = next(self._chunks, None)
 
     def next_chunk(self) -> tuple[Transfer, int, int]:
         """The next byte range to copy, and of which transfer."""
-        transfer, nbytes = self._left[0]
-        begin, end = self._begin, min(self._begin + CHUNK, nbytes)
-        self._begin = end
-        if end == nbytes:
-            self._left.popleft()
-            self._begin = 0
-        return transfer, begin, end
+        chunk = self._next
+        if chunk is None:
+            raise RuntimeError("every chunk of this job was handed out")
+        self._next = next(self._chunks, None)
+        return chunk
 
     @property
     def handed_out(self) -> bool:
         """Whether no chunk is left to hand out."""
-        return bool(self.error) or not self._left
+        return bool(self.error) or self._next is None
 
 
 class MappedTransport(Transport):
