@@ -18,7 +18,17 @@ from kvbaton.plan.boxes import Cast, Int64s, Transfer
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["NATIVE", "SlowCopyWarning", "check_bounds", "check_source", "copy_boxes", "gather", "scatter"]
+__all__ = [
+    "NATIVE",
+    "SlowCopyWarning",
+    "check_bounds",
+    "check_source",
+    "copy_boxes",
+    "gather",
+    "receive_rows",
+    "scatter",
+    "send_rows",
+]
 
 
 def _choose() -> tuple[ModuleType, bool]:
@@ -91,3 +101,25 @@ def scatter(
     Raises ``ValueError`` if the stream ends before the buffer does.
     """
     _implementation.scatter(shape, side, units, bases, packed, begin, threads)
+
+
+def send_rows(
+    descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, *, begin: int, end: int
+) -> None:
+    """Send the bytes ``[begin, end)`` of the packed stream of (shape, side, units) straight from the rows.
+
+    ``descriptor`` is that of a connected, blocking socket. Returns when the socket has taken all of them. Raises
+    ``OSError`` if the connection breaks.
+    """
+    _implementation.send(descriptor, shape, side, units, bases, begin, end)
+
+
+def receive_rows(
+    descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, *, begin: int, end: int
+) -> int:
+    """Receive the bytes ``[begin, end)`` of the packed stream straight into the rows; the opposite of `send_rows`.
+
+    Returns how many bytes came: fewer than asked for if the connection ended. Raises ``OSError`` if it breaks.
+    """
+    received: int = _implementation.receive(descriptor, shape, side, units, bases, begin, end)
+    return received

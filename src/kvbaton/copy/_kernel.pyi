@@ -35,3 +35,9 @@ def gather(
 def scatter(
     shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Any, begin: int, threads: int, /
 ) -> None: ...
+def send(
+    descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, begin: int, end: int, /
+) -> int: ...
+def receive(
+    descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, begin: int, end: int, /
+) -> int: ...
