@@ -7,16 +7,12 @@ slowly, with one `SlowCopyWarning`. Nothing here checks addresses: `check_bounds
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvbaton.copy import fallback
 from kvbaton.copy.bounds import check_bounds, check_source
 from kvbaton.copy.fallback import SlowCopyWarning
+from kvbaton.copy.implementation import NATIVE, kernel
 from kvbaton.plan.boxes import Cast, Int64s, Transfer
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 __all__ = [
     "NATIVE",
@@ -29,20 +25,6 @@ __all__ = [
     "scatter",
     "send_rows",
 ]
-
-
-def _choose() -> tuple[ModuleType, bool]:
-    if os.environ.get("KVBATON_COPY", "") == "numpy":
-        return fallback, False
-    try:
-        from kvbaton.copy import _kernel
-    except ImportError:
-        return fallback, False
-    return _kernel, True
-
-
-_implementation, NATIVE = _choose()
-"""Whether the native kernel copies."""
 
 
 def copy_boxes(
@@ -60,7 +42,7 @@ def copy_boxes(
     Raises ``ValueError`` or ``TypeError`` for tables that are not as `kvbaton.plan.boxes` says.
     """
     boxes = transfer.boxes
-    _implementation.copy(
+    kernel.copy(
         boxes.shape,
         boxes.source,
         boxes.destination,
@@ -90,7 +72,7 @@ def gather(
 
     Raises ``ValueError`` if the stream ends before the buffer does.
     """
-    _implementation.gather(shape, side, units, bases, out, begin, threads, cast)
+    kernel.gather(shape, side, units, bases, out, begin, threads, cast)
 
 
 def scatter(
@@ -100,7 +82,7 @@ def scatter(
 
     Raises ``ValueError`` if the stream ends before the buffer does.
     """
-    _implementation.scatter(shape, side, units, bases, packed, begin, threads)
+    kernel.scatter(shape, side, units, bases, packed, begin, threads)
 
 
 def send_rows(
@@ -111,7 +93,7 @@ def send_rows(
     ``descriptor`` is that of a connected, blocking socket. Returns when the socket has taken all of them. Raises
     ``OSError`` if the connection breaks.
     """
-    _implementation.send(descriptor, shape, side, units, bases, begin, end)
+    kernel.send(descriptor, shape, side, units, bases, begin, end)
 
 
 def receive_rows(
@@ -121,5 +103,5 @@ def receive_rows(
 
     Returns how many bytes came: fewer than asked for if the connection ended. Raises ``OSError`` if it breaks.
     """
-    received: int = _implementation.receive(descriptor, shape, side, units, bases, begin, end)
+    received: int = kernel.receive(descriptor, shape, side, units, bases, begin, end)
     return received

@@ -4,6 +4,7 @@
  * of that stream, so that a caller can cut a transfer into slabs or into equal shares for threads at any byte.
  */
 #include "_arguments.h"
+#include "_bounds.h"
 #include "_vectors.h"
 #include "_walk.h"
 
@@ -168,7 +169,31 @@ static PyObject *kernel_receive(PyObject *module, PyObject *arguments)
     return socket_call(arguments, 0);
 }
 
+static PyObject *kernel_check(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    PyObject *objects[4];
+    if (!PyArg_ParseTuple(arguments, "OOOO", &objects[0], &objects[1], &objects[2], &objects[3]))
+        return NULL;
+    Call call = {0};
+    int64_t total = -1;
+    Py_buffer *shape, *side, *units, *region_bytes;
+    if ((shape = hold_table(&call, objects[0], "shape", SHAPE_COLUMNS))
+        && (side = hold_table(&call, objects[1], "side", SIDE_COLUMNS))
+        && (units = hold_table(&call, objects[2], "units", 0))
+        && (region_bytes = hold_table(&call, objects[3], "region_bytes", 0))) {
+        if (shape->shape[0] == side->shape[0])
+            total = bytes_inside(shape->buf, side->buf, shape->shape[0], units->buf, units->shape[0],
+                                 region_bytes->buf, region_bytes->shape[0]);
+    } else {
+        PyErr_Clear();
+    }
+    release_call(&call);
+    return PyLong_FromLongLong(total);
+}
+
 static PyMethodDef methods[] = {
+    {"check", kernel_check, METH_VARARGS, "The bytes that a transfer moves if it is certainly inside, otherwise -1."},
     {"copy", kernel_copy, METH_VARARGS, "Copy a byte range of a transfer from rows to rows."},
     {"gather", kernel_gather, METH_VARARGS, "Fill a buffer with a byte range of a transfer's packed stream."},
     {"scatter", kernel_scatter, METH_VARARGS, "Spread a buffer that holds a byte range of a transfer's packed stream."},

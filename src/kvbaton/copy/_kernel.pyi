@@ -7,6 +7,7 @@ from kvbaton.plan.boxes import Cast
 
 Int64s = npt.NDArray[np.int64]
 
+def check(shape: Int64s, side: Int64s, units: Int64s, region_bytes: Int64s, /) -> int: ...
 def copy(
     shape: Int64s,
     source: Int64s,
