@@ -23,8 +23,9 @@ class Write:
     """One ticket: the frames that are left to hand out, and how many of the others are not over yet."""
 
     def __init__(self, transfers: Sequence[Transfer], streams: int) -> None:
-        nbytes = sum(transfer.nbytes for transfer in transfers) // (2 * streams)
-        self._frames = wire.cut(transfers, max(wire.LEAST_FRAME, min(wire.FRAME_BYTES, nbytes)))
+        self.nbytes = sum(transfer.nbytes for transfer in transfers)
+        share = self.nbytes // (2 * streams)
+        self._frames = wire.cut(transfers, max(wire.LEAST_FRAME, min(wire.FRAME_BYTES, share)))
         self._next = next(self._frames, None)
         self.error = ""
         self.sending = 0
@@ -64,6 +65,7 @@ class TcpPeer(RemotePeer):
         self.nbytes = nbytes
         self._tickets = tickets
         self._changed = threading.Condition()
+        """A write was queued, or all is over. Only sending threads wait for it."""
         self._queue: deque[tuple[int, Write]] = deque()
         self._outstanding: dict[int, Write] = {}
         self._reason = ""
@@ -83,7 +85,7 @@ class TcpPeer(RemotePeer):
             if not write.handed_out:
                 self._outstanding[ticket] = write
                 self._queue.append((ticket, write))
-                self._changed.notify_all()
+                self._changed.notify(1 + write.nbytes // wire.FRAME_BYTES)
                 return
         self._tickets.end(ticket)
 
