@@ -31,6 +31,10 @@ def split_boxes(transfer: Transfer, nbytes: int) -> Iterator[Transfer]:
 def chunks(transfers: Iterable[Transfer], nbytes: int) -> Iterator[tuple[Transfer, int, int]]:
     """All bytes of ``transfers``, each once, as ``(transfer, begin, end)`` with at most ``nbytes`` bytes."""
     for transfer in transfers:
+        total = transfer.nbytes
+        if total <= nbytes:
+            yield transfer, 0, total
+            continue
         for part in split_boxes(transfer, nbytes):
             total = part.nbytes
             for begin in range(0, total, nbytes):
