@@ -24,6 +24,13 @@ static inline void prefetch(const char *from, const char *to, int64_t bytes)
     }
 }
 
+void prefetch_units(const Box *box, const Lane *source, const Lane *destination, int64_t first, int64_t last)
+{
+    int64_t ahead = units_ahead(box), beginning = box->run < FIRST_BYTES ? box->run : FIRST_BYTES;
+    for (int64_t unit = first; unit < last && unit < first + ahead; unit++)
+        prefetch(lane_address(source, unit), lane_address(destination, unit), beginning);
+}
+
 #define UNITS(BYTES)                                                                                                   \
     for (int64_t unit = first; unit < last; unit++) {                                                                  \
         char *to = lane_address(destination, unit);                                                                    \

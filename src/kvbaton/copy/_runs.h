@@ -18,6 +18,9 @@ static inline char *lane_address(const Lane *lane, int64_t unit)
 /* Copies the units [first, last) of a box that moves bytes as they are. */
 void copy_units(const Box *box, const Lane *source, const Lane *destination, int64_t first, int64_t last);
 
+/* Asks for the first of these units, so that they are there when `copy_units` begins with them. */
+void prefetch_units(const Box *box, const Lane *source, const Lane *destination, int64_t first, int64_t last);
+
 /* Copies the bytes [begin, end) of what a box moves in one unit. */
 void copy_part(const Box *box, const Lane *source, const Lane *destination, int64_t unit, int64_t begin, int64_t end);
 

@@ -25,6 +25,12 @@ static Lane lane_of(const Job *job, const Box *box, const Side *side, const int6
     return (Lane){{packed_place(job, box->start), job->unit_bytes, 1, 0, box->count1 * box->run, box->run}, NULL};
 }
 
+static void lanes_of(const Job *job, const Box *box, Lane *source, Lane *destination)
+{
+    *source = lane_of(job, box, &box->source, job->source_units);
+    *destination = lane_of(job, box, &box->destination, job->destination_units);
+}
+
 /* Moves or casts the bytes [begin, end) of the stream as far as they are of this box and unit. */
 static void walk_box(const Job *job, const Box *box, int64_t unit, int64_t begin, int64_t end)
 {
@@ -33,8 +39,8 @@ static void walk_box(const Job *job, const Box *box, int64_t unit, int64_t begin
     end = end - start < box->bytes ? end - start : box->bytes;
     if (begin >= end)
         return;
-    Lane source = lane_of(job, box, &box->source, job->source_units);
-    Lane destination = lane_of(job, box, &box->destination, job->destination_units);
+    Lane source, destination;
+    lanes_of(job, box, &source, &destination);
     if (box->operation == MOVE)
         copy_part(box, &source, &destination, unit, begin, end);
     else
@@ -53,16 +59,20 @@ static void walk_unit(const Job *job, int64_t unit, int64_t begin, int64_t end)
 /* Box by box: what follows each other is near each other, where a tensor's rows are, and one loop does it. */
 static void walk_whole(const Job *job, int64_t first, int64_t last)
 {
-    for (ptrdiff_t index = 0; index < job->count; index++) {
-        const Box *box = &job->boxes[index];
-        if (box->operation == MOVE) {
-            Lane source = lane_of(job, box, &box->source, job->source_units);
-            Lane destination = lane_of(job, box, &box->destination, job->destination_units);
+    Lane source, destination, next_source, next_destination;
+    const Box *past = job->boxes + job->count;
+    lanes_of(job, job->boxes, &source, &destination);
+    for (const Box *box = job->boxes; box < past; box++) {
+        if (box + 1 < past) {
+            lanes_of(job, box + 1, &next_source, &next_destination);
+            prefetch_units(box + 1, &next_source, &next_destination, first, last);
+        }
+        if (box->operation == MOVE)
             copy_units(box, &source, &destination, first, last);
-        } else {
+        else
             for (int64_t unit = first; unit < last; unit++)
                 walk_box(job, box, unit, unit * job->unit_bytes, (unit + 1) * job->unit_bytes);
-        }
+        source = next_source, destination = next_destination;
     }
 }
 
@@ -75,7 +85,8 @@ static void walk(const Job *job, int64_t begin, int64_t end)
     }
     if (begin < first * job->unit_bytes)
         walk_unit(job, first - 1, begin, end);
-    walk_whole(job, first, last);
+    if (first < last)
+        walk_whole(job, first, last);
     if (end > last * job->unit_bytes)
         walk_unit(job, last, begin, end);
 }
