@@ -68,7 +68,10 @@ class TcpDescriptor(msgspec.Struct, frozen=True, array_like=True, tag="tcp1"):
 
 
 class Frame(NamedTuple):
-    """The header of a frame. ``last``: the ticket ends with this frame, and is acknowledged after it."""
+    """The header of a frame. ``last``: an acknowledgement follows it, which also speaks for the ones before without.
+
+    A writer asks for one after each frame: those of a ticket may go over several connections.
+    """
 
     last: bool
     boxes: int
