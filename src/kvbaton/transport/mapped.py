@@ -17,7 +17,7 @@ from kvbaton.transport.chunks import chunks
 from kvbaton.transport.table import RegionTable, check_write
 from kvbaton.transport.tickets import Tickets
 
-CHUNK = 4 << 20
+CHUNK = 8 << 20
 """Bytes that a worker copies between two looks at whether the peer is still there."""
 LEAST_CHUNK = 1 << 20
 """Smaller chunks cost more to hand out than other workers save by taking them."""
