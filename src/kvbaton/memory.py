@@ -37,6 +37,9 @@ class _Mapping:
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self._map: mmap.mmap | None = mmap.mmap(descriptor, nbytes)
+        # Fewer look-ups of addresses for scattered rows, where the system has huge pages for shared memory.
+        with contextlib.suppress(OSError, AttributeError):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
         self._array: Bytes | None = np.frombuffer(self._map, dtype=np.uint8)
         self.address: int = self._array.ctypes.data
         self.nbytes: int = nbytes

@@ -6,7 +6,8 @@ from copy_oracle import transfers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbaton.copy import check_bounds
+from kvbaton import copy
+from kvbaton.copy import bounds, check_bounds, fallback
 from kvbaton.errors import RowsError
 
 HUGE = 2**63 - 1
@@ -42,6 +43,45 @@ def test_nothing_outside_is_ever_accepted(counts, side, units, lengths):
         return
     assert inside([counts], [side], units, lengths)
     assert nbytes == counts[0] * counts[1] * counts[2] * len(units)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    counts=st.lists(NUMBERS, min_size=3, max_size=3),
+    side=st.lists(NUMBERS, min_size=7, max_size=7),
+    units=st.lists(NUMBERS, min_size=1, max_size=3),
+    lengths=st.lists(st.one_of(st.integers(0, 5000), st.just(HUGE)), min_size=1, max_size=2),
+)
+def test_the_quick_check_accepts_nothing_outside(kernel, counts, side, units, lengths):
+    arrays = (np.array([counts]), np.array([side]), np.array(units), np.array(lengths))
+    nbytes = kernel.check(*(array.astype(np.int64) for array in arrays))
+    assert nbytes == -1 or inside([counts], [side], units, lengths)
+    assert nbytes in (-1, counts[0] * counts[1] * counts[2] * len(units))
+
+
+@settings(deadline=None)
+@given(case=transfers())
+def test_both_checks_say_the_same_of_good_tables(case):
+    transfer, source_lengths, _ = case
+    tables = (transfer.boxes.shape, transfer.boxes.source, transfer.source_units, np.array(source_lengths))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bounds, "kernel", fallback)
+        assert check_bounds("source", *tables) == transfer.nbytes
+    if copy.NATIVE:
+        assert copy.kernel.check(*tables) == transfer.nbytes
+
+
+@pytest.mark.parametrize("wrong", ["dtype", "columns", "order", "length", "list"])
+def test_the_quick_check_leaves_strange_tables_to_the_other_one(kernel, wrong):
+    shape, side, units, lengths = np.ones((2, 3), int), np.ones((2, 7), int), np.zeros(1, int), np.array([99, 99])
+    broken = {
+        "dtype": (shape.astype(np.int32), side, units, lengths),
+        "columns": (shape, side[:, :6].copy(), units, lengths),
+        "order": (shape, np.asfortranarray(side), units, lengths),
+        "length": (shape, side[:1], units, lengths),
+        "list": (shape, side, [0], lengths),
+    }
+    assert kernel.check(*broken[wrong]) == -1
 
 
 @settings(deadline=None)

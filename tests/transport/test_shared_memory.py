@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,3 +128,25 @@ def test_a_region_of_a_tensor():
 def test_what_is_no_region(memory, error):
     with pytest.raises(error):
         Region.of(memory)
+
+
+def flags(address):
+    """The flags of the mapping at that address, as the kernel shows them."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.startswith("VmFlags:") and inside:
+            return line.split()[1:]
+        limits = line.split()[0].split("-")
+        if len(limits) == 2 and not line.startswith("Vm"):
+            inside = int(limits[0], 16) <= address < int(limits[1], 16)
+    return []
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without huge pages")
+def test_both_mappings_ask_for_huge_pages():
+    memory = SharedMemory(8 << 20)
+    attached = AttachedMemory(memory.key)
+    assert "hg" in flags(memory.address)
+    assert "hg" in flags(attached.address)
+    attached.close()
+    memory.close()

@@ -1,6 +1,7 @@
 """What the shm transport asks of the peer's process and of its descriptor."""
 
 import os
+import threading
 
 import msgspec
 import numpy as np
@@ -50,6 +51,23 @@ def test_regions_that_are_parts_of_one_file(ends):
     np.testing.assert_array_equal(memory.array[128:192], np.arange(64))
     assert (memory.array[:128] == CANARY).all()
     assert (memory.array[192:] == CANARY).all()
+
+
+def test_a_small_write_is_over_when_write_returns(ends):
+    """Several transfers too; without a thread, and with one end."""
+    writer, target, memory = ends
+    target.register([Region.of(memory)])
+    peer = writer.connect(target.describe())
+    woken = []
+    writer.set_waker(lambda: woken.append(True))
+    threads = threading.active_count()
+    writer.write(peer, [rows(16, [at], [3 * at], stride=16) for at in range(4)], 1)
+    assert (writer.poll(), woken, threading.active_count()) == ([(1, "")], [True], threads)
+    expected = np.full((256, 16), CANARY, dtype=np.uint8)
+    expected[:12:3] = np.arange(64).reshape(4, 16)
+    np.testing.assert_array_equal(memory.array.reshape(256, 16), expected)
+    writer.disconnect(peer)
+    assert writer.poll() == []
 
 
 def test_a_plain_region_beside_a_shared_one_is_refused_when_written_to(ends):

@@ -34,7 +34,7 @@ def target():
 @pytest.fixture
 def bystander(target):
     """A well-behaved writer that is connected all the while, and must be able to write at the end."""
-    transport = TcpTransport("bystander")
+    transport = TcpTransport("bystander", streams=1)
     transport.register([Region.of(np.arange(64, dtype=np.uint8))])
     peer = transport.connect(target.describe())
     yield
@@ -231,7 +231,7 @@ def test_write_does_not_wait_for_a_peer_that_does_not_read(target):
 
     thread = threading.Thread(target=answer)
     thread.start()
-    writer = TcpTransport("writer")
+    writer = TcpTransport("writer", streams=1)
     writer.register([Region.of(np.zeros(1 << 26, dtype=np.uint8))])
     peer = writer.connect(msgspec.msgpack.encode(described))
     thread.join()
@@ -249,7 +249,7 @@ def test_write_does_not_wait_for_a_peer_that_does_not_read(target):
 def test_large_tables_are_cut_into_frames():
     boxes = Boxes(*(np.ones((wire.MAX_BOXES + 1, columns), dtype=np.int64) for columns in (3, 7, 7)))
     units = np.arange(2 * wire.MAX_UNITS + 1)
-    parts = list(wire.cut([Transfer(boxes, units, units)]))
+    parts = list(wire.cut([Transfer(boxes, units, units)], 1 << 40))
     assert [(len(part.boxes.shape), len(part.source_units)) for part in parts] == [
         (count, size) for count in (wire.MAX_BOXES, 1) for size in (wire.MAX_UNITS, wire.MAX_UNITS, 1)
     ]

@@ -7,32 +7,24 @@ slowly, with one `SlowCopyWarning`. Nothing here checks addresses: `check_bounds
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvbaton.copy import fallback
 from kvbaton.copy.bounds import check_bounds, check_source
 from kvbaton.copy.fallback import SlowCopyWarning
+from kvbaton.copy.implementation import NATIVE, kernel
 from kvbaton.plan.boxes import Cast, Int64s, Transfer
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-__all__ = ["NATIVE", "SlowCopyWarning", "check_bounds", "check_source", "copy_boxes", "gather", "scatter"]
-
-
-def _choose() -> tuple[ModuleType, bool]:
-    if os.environ.get("KVBATON_COPY", "") == "numpy":
-        return fallback, False
-    try:
-        from kvbaton.copy import _kernel
-    except ImportError:
-        return fallback, False
-    return _kernel, True
-
-
-_implementation, NATIVE = _choose()
-"""Whether the native kernel copies."""
+__all__ = [
+    "NATIVE",
+    "SlowCopyWarning",
+    "check_bounds",
+    "check_source",
+    "copy_boxes",
+    "gather",
+    "receive_rows",
+    "scatter",
+    "send_rows",
+]
 
 
 def copy_boxes(
@@ -50,7 +42,7 @@ def copy_boxes(
     Raises ``ValueError`` or ``TypeError`` for tables that are not as `kvbaton.plan.boxes` says.
     """
     boxes = transfer.boxes
-    _implementation.copy(
+    kernel.copy(
         boxes.shape,
         boxes.source,
         boxes.destination,
@@ -80,7 +72,7 @@ def gather(
 
     Raises ``ValueError`` if the stream ends before the buffer does.
     """
-    _implementation.gather(shape, side, units, bases, out, begin, threads, cast)
+    kernel.gather(shape, side, units, bases, out, begin, threads, cast)
 
 
 def scatter(
@@ -90,4 +82,26 @@ def scatter(
 
     Raises ``ValueError`` if the stream ends before the buffer does.
     """
-    _implementation.scatter(shape, side, units, bases, packed, begin, threads)
+    kernel.scatter(shape, side, units, bases, packed, begin, threads)
+
+
+def send_rows(
+    descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, *, begin: int, end: int
+) -> None:
+    """Send the bytes ``[begin, end)`` of the packed stream of (shape, side, units) straight from the rows.
+
+    ``descriptor`` is that of a connected, blocking socket. Returns when the socket has taken all of them. Raises
+    ``OSError`` if the connection breaks.
+    """
+    kernel.send(descriptor, shape, side, units, bases, begin, end)
+
+
+def receive_rows(
+    descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, *, begin: int, end: int
+) -> int:
+    """Receive the bytes ``[begin, end)`` of the packed stream straight into the rows; the opposite of `send_rows`.
+
+    Returns how many bytes came: fewer than asked for if the connection ended. Raises ``OSError`` if it breaks.
+    """
+    received: int = kernel.receive(descriptor, shape, side, units, bases, begin, end)
+    return received

@@ -4,7 +4,11 @@
  * of that stream, so that a caller can cut a transfer into slabs or into equal shares for threads at any byte.
  */
 #include "_arguments.h"
+#include "_bounds.h"
+#include "_vectors.h"
 #include "_walk.h"
+
+#include <errno.h>
 
 static PyObject *execute(Call *call, int64_t begin, int64_t end, int64_t total, int threads)
 {
@@ -109,10 +113,92 @@ static PyObject *kernel_scatter(PyObject *module, PyObject *arguments)
     return packed_call(arguments, 0);
 }
 
+static PyObject *socket_call(PyObject *arguments, int sends)
+{
+    PyObject *objects[4];
+    long long begin, end;
+    int descriptor, error = 0;
+    if (!PyArg_ParseTuple(arguments, "iOOOOLL", &descriptor, &objects[0], &objects[1], &objects[2], &objects[3], &begin,
+                          &end))
+        return NULL;
+    Call call = {0};
+    CastTables cast = {0};
+    Py_buffer *shape, *side, *units, *bases;
+    if (!(shape = hold_table(&call, objects[0], "shape", SHAPE_COLUMNS))
+        || !(side = hold_table(&call, objects[1], "side", SIDE_COLUMNS))
+        || !(units = hold_table(&call, objects[2], "units", 0))
+        || !(bases = hold_table(&call, objects[3], "bases", 0))) {
+        release_call(&call);
+        return NULL;
+    }
+    if (sends)
+        call.job.source_units = units->buf;
+    else
+        call.job.destination_units = units->buf;
+    int64_t total = sends ? prepare(&call, shape, side, bases, NULL, NULL, &cast, units->shape[0])
+                          : prepare(&call, shape, NULL, NULL, side, bases, &cast, units->shape[0]);
+    if (total < 0 || check_range(&call.job, begin, end, total) < 0) {
+        release_call(&call);
+        return NULL;
+    }
+    int64_t at = begin;
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        at += (sends ? send_rows : receive_rows)(&call.job, descriptor, at, end, &error);
+        Py_END_ALLOW_THREADS
+    } while (error == EINTR && PyErr_CheckSignals() == 0);
+    release_call(&call);
+    if (error == EINTR)
+        return NULL;
+    if (error) {
+        errno = error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return PyLong_FromLongLong(at - begin);
+}
+
+static PyObject *kernel_send(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    return socket_call(arguments, 1);
+}
+
+static PyObject *kernel_receive(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    return socket_call(arguments, 0);
+}
+
+static PyObject *kernel_check(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    PyObject *objects[4];
+    if (!PyArg_ParseTuple(arguments, "OOOO", &objects[0], &objects[1], &objects[2], &objects[3]))
+        return NULL;
+    Call call = {0};
+    int64_t total = -1;
+    Py_buffer *shape, *side, *units, *region_bytes;
+    if ((shape = hold_table(&call, objects[0], "shape", SHAPE_COLUMNS))
+        && (side = hold_table(&call, objects[1], "side", SIDE_COLUMNS))
+        && (units = hold_table(&call, objects[2], "units", 0))
+        && (region_bytes = hold_table(&call, objects[3], "region_bytes", 0))) {
+        if (shape->shape[0] == side->shape[0])
+            total = bytes_inside(shape->buf, side->buf, shape->shape[0], units->buf, units->shape[0],
+                                 region_bytes->buf, region_bytes->shape[0]);
+    } else {
+        PyErr_Clear();
+    }
+    release_call(&call);
+    return PyLong_FromLongLong(total);
+}
+
 static PyMethodDef methods[] = {
+    {"check", kernel_check, METH_VARARGS, "The bytes that a transfer moves if it is certainly inside, otherwise -1."},
     {"copy", kernel_copy, METH_VARARGS, "Copy a byte range of a transfer from rows to rows."},
     {"gather", kernel_gather, METH_VARARGS, "Fill a buffer with a byte range of a transfer's packed stream."},
     {"scatter", kernel_scatter, METH_VARARGS, "Spread a buffer that holds a byte range of a transfer's packed stream."},
+    {"send", kernel_send, METH_VARARGS, "Send a byte range of a transfer's packed stream straight from its rows."},
+    {"receive", kernel_receive, METH_VARARGS, "Receive a byte range of a transfer's packed stream straight into its rows."},
     {NULL, NULL, 0, NULL},
 };
 

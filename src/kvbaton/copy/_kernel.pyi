@@ -7,6 +7,7 @@ from kvbaton.plan.boxes import Cast
 
 Int64s = npt.NDArray[np.int64]
 
+def check(shape: Int64s, side: Int64s, units: Int64s, region_bytes: Int64s, /) -> int: ...
 def copy(
     shape: Int64s,
     source: Int64s,
@@ -35,3 +36,9 @@ def gather(
 def scatter(
     shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Any, begin: int, threads: int, /
 ) -> None: ...
+def send(
+    descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, begin: int, end: int, /
+) -> int: ...
+def receive(
+    descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, begin: int, end: int, /
+) -> int: ...

@@ -1,9 +1,9 @@
 #include "_walk.h"
 
 #include <pthread.h>
-#include <string.h>
 
 #include "_casts.h"
+#include "_runs.h"
 
 #define MAX_THREADS 64
 #define MIN_BYTES_PER_THREAD (256 * 1024)
@@ -13,82 +13,82 @@ typedef struct {
     int64_t begin, end;
 } Share;
 
-#define RUNS(BYTES)                                                                                                    \
-    for (int64_t i0 = 0; i0 < count0; i0++) {                                                                          \
-        char *to = destination + i0 * to0;                                                                             \
-        const char *from = source + i0 * from0;                                                                        \
-        for (int64_t i1 = 0; i1 < count1; i1++, to += to1, from += from1)                                              \
-            memcpy(to, from, BYTES);                                                                                   \
-    }                                                                                                                  \
-    break
-
-/* A size that the compiler knows becomes a few vector moves instead of a call. */
-static void copy_runs(char *destination, int64_t to0, int64_t to1, const char *source, int64_t from0, int64_t from1,
-                      int64_t count0, int64_t count1, int64_t run)
+static char *packed_place(const Job *job, int64_t at)
 {
-    switch (run) {
-    case 2: RUNS(2);
-    case 4: RUNS(4);
-    case 8: RUNS(8);
-    case 16: RUNS(16);
-    case 32: RUNS(32);
-    case 64: RUNS(64);
-    case 128: RUNS(128);
-    case 256: RUNS(256);
-    default: RUNS((size_t)run);
-    }
+    return (char *)((uintptr_t)job->packed + (uintptr_t)(at - job->packed_begin));
 }
 
-static void copy_part(const Box *box, char *destination, int64_t to0, int64_t to1, const char *source, int64_t from0,
-                      int64_t from1, int64_t begin, int64_t end)
+static Lane lane_of(const Job *job, const Box *box, const Side *side, const int64_t *units)
 {
-    for (int64_t at = begin; at < end;) {
-        int64_t piece = at / box->run, inside = at % box->run;
-        int64_t i0 = piece / box->count1, i1 = piece % box->count1;
-        int64_t bytes = box->run - inside < end - at ? box->run - inside : end - at;
-        memcpy(destination + i0 * to0 + i1 * to1 + inside, source + i0 * from0 + i1 * from1 + inside, (size_t)bytes);
-        at += bytes;
+    if (units)
+        return (Lane){*side, units};
+    return (Lane){{packed_place(job, box->start), job->unit_bytes, 1, 0, box->count1 * box->run, box->run}, NULL};
+}
+
+static void lanes_of(const Job *job, const Box *box, Lane *source, Lane *destination)
+{
+    *source = lane_of(job, box, &box->source, job->source_units);
+    *destination = lane_of(job, box, &box->destination, job->destination_units);
+}
+
+/* Moves or casts the bytes [begin, end) of the stream as far as they are of this box and unit. */
+static void walk_box(const Job *job, const Box *box, int64_t unit, int64_t begin, int64_t end)
+{
+    int64_t start = unit * job->unit_bytes + box->start;
+    begin = begin > start ? begin - start : 0;
+    end = end - start < box->bytes ? end - start : box->bytes;
+    if (begin >= end)
+        return;
+    Lane source, destination;
+    lanes_of(job, box, &source, &destination);
+    if (box->operation == MOVE)
+        copy_part(box, &source, &destination, unit, begin, end);
+    else
+        cast_box(box, lane_address(&source, unit),
+                 box->scale.origin ? unit_address(&box->scale, job->source_units[unit]) : NULL,
+                 lane_address(&destination, unit), destination.side.stride0, destination.side.stride1, begin, end);
+}
+
+static void walk_unit(const Job *job, int64_t unit, int64_t begin, int64_t end)
+{
+    const Box *past = job->boxes + job->count;
+    for (const Box *box = job->boxes; box < past && unit * job->unit_bytes + box->start < end; box++)
+        walk_box(job, box, unit, begin, end);
+}
+
+/* Box by box: what follows each other is near each other, where a tensor's rows are, and one loop does it. */
+static void walk_whole(const Job *job, int64_t first, int64_t last)
+{
+    Lane source, destination, next_source, next_destination;
+    const Box *past = job->boxes + job->count;
+    lanes_of(job, job->boxes, &source, &destination);
+    for (const Box *box = job->boxes; box < past; box++) {
+        if (box + 1 < past) {
+            lanes_of(job, box + 1, &next_source, &next_destination);
+            prefetch_units(box + 1, &next_source, &next_destination, first, last);
+        }
+        if (box->operation == MOVE)
+            copy_units(box, &source, &destination, first, last);
+        else
+            for (int64_t unit = first; unit < last; unit++)
+                walk_box(job, box, unit, unit * job->unit_bytes, (unit + 1) * job->unit_bytes);
+        source = next_source, destination = next_destination;
     }
 }
 
 static void walk(const Job *job, int64_t begin, int64_t end)
 {
-    for (int64_t unit = begin / job->unit_bytes; unit * job->unit_bytes < end; unit++) {
-        int64_t unit_start = unit * job->unit_bytes;
-        for (ptrdiff_t index = 0; index < job->count; index++) {
-            const Box *box = &job->boxes[index];
-            int64_t start = unit_start + box->start;
-            if (start + box->bytes <= begin)
-                continue;
-            if (start >= end)
-                break;
-            int64_t from0, from1, to0, to1;
-            char *source, *destination;
-            if (job->source_units) {
-                source = unit_address(&box->source, job->source_units[unit]);
-                from0 = box->source.stride0, from1 = box->source.stride1;
-            } else {
-                source = job->packed + (start - job->packed_begin);
-                from0 = box->count1 * box->run, from1 = box->run;
-            }
-            if (job->destination_units) {
-                destination = unit_address(&box->destination, job->destination_units[unit]);
-                to0 = box->destination.stride0, to1 = box->destination.stride1;
-            } else {
-                destination = job->packed + (start - job->packed_begin);
-                to0 = box->count1 * box->run, to1 = box->run;
-            }
-            if (box->operation != MOVE)
-                cast_box(box, source, box->scale.origin ? unit_address(&box->scale, job->source_units[unit]) : NULL,
-                         destination, to0, to1, begin > start ? begin - start : 0,
-                         end - start < box->bytes ? end - start : box->bytes);
-            else if (start >= begin && start + box->bytes <= end)
-                copy_runs(destination, to0, to1, source, from0, from1, box->count0, box->count1, box->run);
-            else
-                copy_part(box, destination, to0, to1, source, from0, from1, begin > start ? begin - start : 0,
-                          end - start < box->bytes ? end - start : box->bytes);
-        }
+    int64_t first = begin / job->unit_bytes + (begin % job->unit_bytes != 0), last = end / job->unit_bytes;
+    if (first > last) {
+        walk_unit(job, last, begin, end);
+        return;
     }
+    if (begin < first * job->unit_bytes)
+        walk_unit(job, first - 1, begin, end);
+    if (first < last)
+        walk_whole(job, first, last);
+    if (end > last * job->unit_bytes)
+        walk_unit(job, last, begin, end);
 }
 
 static void *walk_share(void *argument)

@@ -5,6 +5,7 @@ It has the same functions with the same arguments as the native kernel.
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
@@ -30,6 +31,11 @@ def warn_once(reason: str, _said: list[str] = []) -> None:  # noqa: B006  (the l
             SlowCopyWarning,
             stacklevel=3,
         )
+
+
+def check(shape: Int64s, side: Int64s, units: Int64s, region_bytes: Int64s) -> int:
+    """Leave the check to `kvbaton.copy.bounds`: -1, nothing is certain here."""
+    return -1
 
 
 def copy(
@@ -79,6 +85,31 @@ def gather(
 def scatter(shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Any, begin: int, threads: int) -> None:
     """Spread ``packed``, which holds a transfer's packed stream from byte ``begin``, over the rows."""
     _packed(shape, side, units, bases, np.frombuffer(packed, dtype=np.uint8), begin, gathers=False)
+
+
+def send(descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, begin: int, end: int) -> int:
+    """Send the bytes ``[begin, end)`` of a transfer's packed stream."""
+    if not 0 <= begin <= end:
+        raise ValueError(f"[{begin}, {end}) is not a range of bytes")
+    packed = memoryview(bytearray(end - begin))
+    gather(shape, side, units, bases, packed, begin, 1)
+    sent = 0
+    while sent < len(packed):
+        sent += os.write(descriptor, packed[sent:])
+    return sent
+
+
+def receive(descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, begin: int, end: int) -> int:
+    """Receive the bytes ``[begin, end)`` of a transfer's packed stream; fewer if the connection ends."""
+    if not 0 <= begin <= end:
+        raise ValueError(f"[{begin}, {end}) is not a range of bytes")
+    _check(shape, begin, end, len(units), (side, units, bases))
+    packed = memoryview(bytearray(end - begin))
+    received = 0
+    while received < len(packed) and (more := os.readv(descriptor, [packed[received:]])):
+        received += more
+    scatter(shape, side, units, bases, packed[:received], begin, 1)
+    return received
 
 
 def _packed(

@@ -13,12 +13,16 @@ from kvbaton.errors import TransportError
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s, Transfer
 from kvbaton.transport.base import Completion, RemotePeer, Transport
+from kvbaton.transport.chunks import chunks
 from kvbaton.transport.table import RegionTable, check_write
 from kvbaton.transport.tickets import Tickets
 
-CHUNK = 4 << 20
+CHUNK = 8 << 20
 """Bytes that a worker copies between two looks at whether the peer is still there."""
-
+LEAST_CHUNK = 1 << 20
+"""Smaller chunks cost more to hand out than other workers save by taking them."""
+AT_ONCE = 1 << 16
+"""Bytes that are copied in less time than it takes to wake a worker."""
 
 MOST_WORKERS = 4
 """More threads than this copy no faster: a few fill the memory bus."""
@@ -53,35 +57,37 @@ class MappedPeer(RemotePeer):
 
 
 class Job:
-    """One ticket: the transfers that are left to hand out, in chunks."""
+    """One ticket: the transfers that are left to hand out, in chunks for ``workers`` workers."""
 
-    def __init__(self, ticket: int, peer: MappedPeer, transfers: list[Transfer]) -> None:
+    def __init__(self, ticket: int, peer: MappedPeer, transfers: list[Transfer], workers: int) -> None:
         self.ticket = ticket
         self.peer = peer
         self.error = ""
         self.running = 0
         self.started = False
-        self._left = deque((transfer, transfer.nbytes) for transfer in transfers)
-        self._begin = 0
+        self.nbytes = sum(transfer.nbytes for transfer in transfers)
+        self._chunks = chunks(transfers, max(LEAST_CHUNK, min(CHUNK, self.nbytes // workers)))
+        self._next = next(self._chunks, None)
 
     def next_chunk(self) -> tuple[Transfer, int, int]:
         """The next byte range to copy, and of which transfer."""
-        transfer, nbytes = self._left[0]
-        begin, end = self._begin, min(self._begin + CHUNK, nbytes)
-        self._begin = end
-        if end == nbytes:
-            self._left.popleft()
-            self._begin = 0
-        return transfer, begin, end
+        chunk = self._next
+        if chunk is None:
+            raise RuntimeError("every chunk of this job was handed out")
+        self._next = next(self._chunks, None)
+        return chunk
 
     @property
     def handed_out(self) -> bool:
         """Whether no chunk is left to hand out."""
-        return bool(self.error) or not self._left
+        return bool(self.error) or self._next is None
 
 
 class MappedTransport(Transport):
     """A transport with ``workers`` threads that copy. Subclasses connect."""
+
+    at_once = 0
+    """Writes of so many bytes are copied by `write` itself."""
 
     def __init__(self, instance: str, workers: int = 0) -> None:
         self.instance = instance
@@ -90,7 +96,11 @@ class MappedTransport(Transport):
         self._tickets = Tickets()
         self._peers: set[MappedPeer] = set()
         self._queue: deque[Job] = deque()
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._work_left = threading.Condition(lock)
+        """A job was queued."""
+        self._changed = threading.Condition(lock)
+        """A job is over."""
         self._threads: list[threading.Thread] = []
         self._closing = False
 
@@ -117,16 +127,23 @@ class MappedTransport(Transport):
         if not isinstance(peer, MappedPeer):
             raise TransportError(f"{peer!r} was not connected by the {self.name} transport")
         checked = check_write(transfers, self.table.nbytes, peer.nbytes, peer.instance)
+        job = Job(ticket, peer, checked, self._workers)
         with self._changed:
             if peer not in self._peers:
                 raise TransportError(f"peer {peer.instance} is disconnected; connect again")
             self._tickets.open(ticket)
+            taken = []
             if checked:
-                job = Job(ticket, peer, checked)
                 peer.jobs.add(job)
+            if job.nbytes <= self.at_once:
+                while not job.handed_out:
+                    taken.append(self._take(job))
+            elif checked:
                 self._queue.append(job)
                 self._start_threads()
-                self._changed.notify_all()
+                self._work_left.notify(1 + job.nbytes // CHUNK)
+        for chunk in taken:
+            self._run(job, *chunk)
         if not checked:
             self._tickets.end(ticket)
 
@@ -152,6 +169,7 @@ class MappedTransport(Transport):
         for peer in peers:
             self._drop(peer, "the transport was closed before the write was over")
         with self._changed:
+            self._work_left.notify_all()
             self._changed.notify_all()
             threads, self._threads = self._threads, []
         for thread in threads:
@@ -182,27 +200,35 @@ class MappedTransport(Transport):
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
+            with self._work_left:
+                self._work_left.wait_for(lambda: self._queue or self._closing)
                 if not self._queue:
                     return
                 job = self._queue[0]
-                first, job.started = not job.started, True
-                transfer, begin, end = job.next_chunk()
+                chunk = self._take(job)
                 if job.handed_out:
                     self._queue.popleft()
-                job.running += 1
-            try:
-                error = (self._prepare(job) if first else "") or job.error
-                error = error or self._copy(job.peer, transfer, begin, end)
-            except Exception as raised:  # a worker that dies would leave its ticket open for ever
-                error = f"the copy failed: {type(raised).__name__}: {raised}"
-            with self._changed:
-                job.running -= 1
-                if error:
-                    self._fail(job, error)
-                else:
-                    self._end_if_over(job)
+            self._run(job, *chunk)
+
+    def _take(self, job: Job) -> tuple[bool, Transfer, int, int]:
+        """Whether it is the job's first chunk, and the chunk. The lock is held; `_run` must follow."""
+        first, job.started = not job.started, True
+        job.running += 1
+        return first, *job.next_chunk()
+
+    def _run(self, job: Job, first: bool, transfer: Transfer, begin: int, end: int) -> None:
+        """Copy a chunk that was taken. Without the lock."""
+        try:
+            error = (self._prepare(job) if first else "") or job.error
+            error = error or self._copy(job.peer, transfer, begin, end)
+        except Exception as raised:  # a worker that dies would leave its ticket open for ever
+            error = f"the copy failed: {type(raised).__name__}: {raised}"
+        with self._changed:
+            job.running -= 1
+            if error:
+                self._fail(job, error)
+            else:
+                self._end_if_over(job)
 
     def _copy(self, peer: MappedPeer, transfer: Transfer, begin: int, end: int) -> str:
         error = peer.enter()

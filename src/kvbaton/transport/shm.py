@@ -17,7 +17,7 @@ from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import AttachedMemory, SharedMemoryKey
 from kvbaton.plan.boxes import Int64s
 from kvbaton.transport.base import Capabilities
-from kvbaton.transport.mapped import MappedPeer, MappedTransport
+from kvbaton.transport.mapped import AT_ONCE, MappedPeer, MappedTransport
 from kvbaton.transport.process import ProcessKey, ProcessWatch
 from kvbaton.transport.table import MAX_DESCRIPTOR
 
@@ -66,6 +66,7 @@ class ShmTransport(MappedTransport):
     """Copies into the shared memory of another process of this host."""
 
     name = "shm"
+    at_once = AT_ONCE
     capabilities = Capabilities(
         mapped=True, cross_host=False, memory_kinds=frozenset({"host"}), needs_shared_memory=True
     )

@@ -1,8 +1,9 @@
 """The tcp transport: works between any two hosts that reach each other.
 
-A write is packed into slabs, sent over one stream, checked by the receiver against its own regions, unpacked, and
-acknowledged. The port takes writes only from those who have the token in the descriptor; the token keeps strangers and
-mix-ups out, but the stream is neither encrypted nor signed: use it in networks that you trust.
+A write is cut into frames, sent over a few streams, checked by the receiver against its own regions, put in place, and
+acknowledged. Short runs are packed into slabs on their way; long ones go straight from rows into rows. The port takes
+writes only from those who have the token in the descriptor; the token keeps strangers and mix-ups out, but the streams
+are neither encrypted nor signed: use it in networks that you trust.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from kvbaton.transport.tcp_sender import TcpPeer, dial, tune
 from kvbaton.transport.tickets import Tickets
 
 CONNECT_SECONDS = 5.0
+STREAMS = 2
+"""Connections to a peer: while one waits, the other one moves bytes."""
 
 
 class TcpTransport(Transport):
-    """Packed writes over a stream.
+    """Writes over ``streams`` connections to each peer.
 
     ``bind`` is ``host``, ``host:port`` or ``[host]:port``; ``advertise`` the host that peers dial, needed where
     ``bind`` is a wildcard. Raises `AddressError` if the address cannot be bound or may not be advertised.
@@ -42,7 +45,7 @@ class TcpTransport(Transport):
         mapped=False, cross_host=True, memory_kinds=frozenset({"host"}), needs_shared_memory=False
     )
 
-    def __init__(self, instance: str, *, bind: str = "127.0.0.1", advertise: str = "") -> None:
+    def __init__(self, instance: str, *, bind: str = "127.0.0.1", advertise: str = "", streams: int = STREAMS) -> None:
         if not 1 <= len(instance.encode()) <= wire.MAX_INSTANCE:
             raise ConfigurationError(f"an instance id has 1 to {wire.MAX_INSTANCE} bytes, not {len(instance.encode())}")
         self.instance = instance
@@ -56,6 +59,7 @@ class TcpTransport(Transport):
         self._receiver = TcpReceiver(listener, instance, self._token)
         self._lock = threading.Lock()
         self._peers: set[TcpPeer] = set()
+        self._streams = streams
         self._closed = False
 
     def register(self, regions: Sequence[Region]) -> None:
@@ -77,6 +81,19 @@ class TcpTransport(Transport):
     def connect(self, descriptor: bytes) -> RemotePeer:
         """As `Transport.connect`."""
         described = wire.decode_descriptor(descriptor)
+        with contextlib.ExitStack() as opened:
+            socks = [opened.enter_context(self._dial(described)) for _ in range(self._streams)]
+            opened.pop_all()
+        nbytes = np.array(described.regions, dtype=np.int64)
+        peer = TcpPeer(socks, described.instance, nbytes, self.table.bases, self._tickets)
+        with self._lock:
+            if not self._closed:
+                self._peers.add(peer)
+                return peer
+        peer.stop("the transport was closed")
+        raise TransportError("the transport is closed; nothing can be connected any more")
+
+    def _dial(self, described: wire.TcpDescriptor) -> socket.socket:
         where = f"peer {described.instance} at {described.host} port {described.port}"
         try:
             sock = dial(described.host, described.port, CONNECT_SECONDS)
@@ -88,14 +105,7 @@ class TcpTransport(Transport):
         except (OSError, EOFError, TransportError) as error:
             sock.close()
             raise TransportUnavailable(f"cannot connect to {where}: {error}") from error
-        nbytes = np.array(described.regions, dtype=np.int64)
-        peer = TcpPeer(sock, described.instance, nbytes, self.table.bases, self._tickets)
-        with self._lock:
-            if not self._closed:
-                self._peers.add(peer)
-                return peer
-        peer.stop("the transport was closed")
-        raise TransportError("the transport is closed; nothing can be connected any more")
+        return sock
 
     def admit(self, descriptor: bytes) -> None:
         """As `Transport.admit`."""

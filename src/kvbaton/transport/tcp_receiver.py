@@ -11,7 +11,7 @@ import socket
 import threading
 from collections import Counter
 
-from kvbaton.copy import check_bounds, scatter
+from kvbaton.copy import NATIVE, check_bounds, receive_rows, scatter
 from kvbaton.errors import RowsError
 from kvbaton.transport import tcp_wire as wire
 from kvbaton.transport.gate import Gate
@@ -23,7 +23,7 @@ MAX_PENDING = 64
 """Connections that may be in the handshake at a time."""
 MAX_CONNECTIONS = 4096
 FENCE_WAIT = 1.0
-"""Seconds that a fence waits for a slab that is being unpacked."""
+"""Seconds that a fence waits for a write that is in progress."""
 
 
 class Connection:
@@ -35,6 +35,11 @@ class Connection:
         self.refusals = 0
         """How often its instance had been refused when it came."""
         self.thread: threading.Thread | None = None
+
+    def stop_reading(self) -> None:
+        """Wake the thread if it waits for bytes; the peer does not notice yet."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RD)
 
     def cut_off(self) -> None:
         """Wake the thread that reads or sends here; it ends."""
@@ -67,7 +72,9 @@ class TcpReceiver:
         self.gate.refuse(instance)
         with self._lock:
             connections = [connection for connection in self._connections if connection.instance == instance]
-        # First this: the writer learns of the end only when the slab that is being unpacked is over.
+        for connection in connections:
+            connection.stop_reading()
+        # First this: the writer learns of the end only when nothing of it is put in place any more.
         quiet = self.gate.wait_quiet(instance, FENCE_WAIT)
         for connection in connections:
             connection.cut_off()
@@ -83,6 +90,8 @@ class TcpReceiver:
         self._listener.close()
         with self._lock:
             connections = list(self._connections)
+        for connection in connections:
+            connection.stop_reading()
         self.gate.wait_quiet(None, FENCE_WAIT)
         for connection in connections:
             connection.cut_off()
@@ -196,18 +205,25 @@ class TcpReceiver:
     def _take_payload(
         self, connection: Connection, frame: wire.Frame, tables: wire.Tables, slab: memoryview, *, discard: bool
     ) -> bool:
-        """Receive a payload and unpack it, slab by slab; False if the connection ends or the instance is fenced."""
-        begin = 0
-        while begin < frame.payload:
-            part = slab[: min(wire.SLAB, frame.payload - begin)]
+        """Receive a payload and put it in place; False if the connection ends or the instance is fenced."""
+        direct = not discard and NATIVE and wire.goes_direct(tables.shape)
+        step = wire.DIRECT_STEP if direct else wire.SLAB
+        for begin in range(0, frame.payload, step):
+            end = min(begin + step, frame.payload)
+            part = slab[: 0 if direct else end - begin]
             if not wire.receive_into(connection.sock, part):
                 return False
-            if not discard:
-                if not self.gate.enter(connection.instance, connection.refusals):
-                    return False
-                try:
+            if discard:
+                continue
+            if not self.gate.enter(connection.instance, connection.refusals):
+                return False
+            try:
+                if direct:
+                    received = receive_rows(connection.sock.fileno(), *tables, self.table.bases, begin=begin, end=end)
+                    if received < end - begin:
+                        return False
+                else:
                     scatter(*tables, self.table.bases, part, begin=begin)
-                finally:
-                    self.gate.leave(connection.instance)
-            begin += len(part)
+            finally:
+                self.gate.leave(connection.instance)
         return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ import numpy as np
 
 from kvbaton.errors import TransportError
 from kvbaton.plan.boxes import SHAPE_COLUMNS, SIDE_COLUMNS, Int64s, Transfer
+from kvbaton.transport.chunks import split_boxes
 
 MAGIC = b"KVBATON\n"
 FRAME = b"KVBF"
@@ -30,7 +31,15 @@ MAX_UNITS = 65536
 """Units that one frame may have. With `MAX_BOXES` it bounds the tables that a receiver holds to some 850 KiB."""
 MAX_ERROR = 512
 SLAB = 1 << 20
-"""Bytes of payload that are packed, sent, received and unpacked at a time."""
+"""Bytes of payload that are packed and sent, or received and unpacked, at a time."""
+DIRECT_RUN = 1024
+"""From so many bytes in a run, on average, rows go to and come from the socket without a slab in between."""
+DIRECT_STEP = 1 << 21
+"""Bytes that go between rows and the socket at a time."""
+FRAME_BYTES = 8 << 20
+"""Bytes of payload that a frame has, about; a frame is what the connections of a peer share their work by."""
+LEAST_FRAME = 1 << 20
+"""Smaller frames cost more than it saves to send them over several connections."""
 
 ACCEPTED, WRONG_VERSION, WRONG_TOKEN, FENCED, FULL = range(5)
 REFUSALS = {
@@ -59,7 +68,10 @@ class TcpDescriptor(msgspec.Struct, frozen=True, array_like=True, tag="tcp1"):
 
 
 class Frame(NamedTuple):
-    """The header of a frame. ``last``: the ticket ends with this frame, and is acknowledged after it."""
+    """The header of a frame. ``last``: an acknowledgement follows it, which also speaks for the ones before without.
+
+    A writer asks for one after each frame: those of a ticket may go over several connections.
+    """
 
     last: bool
     boxes: int
@@ -145,14 +157,22 @@ def send_answer(sock: socket.socket, status: int, instance: str) -> None:
     sock.sendall(_ANSWER.pack(MAGIC, VERSION, status, len(name)) + name)
 
 
-def cut(transfers: list[Transfer]) -> Iterator[Transfer]:
-    """Cut transfers to the table sizes that a frame may have."""
-    for boxes, source_units, destination_units in transfers:
-        for box in range(0, len(boxes.shape), MAX_BOXES):
-            some = boxes.pick(slice(box, box + MAX_BOXES))
-            for unit in range(0, len(source_units), MAX_UNITS):
-                chosen = slice(unit, unit + MAX_UNITS)
-                yield Transfer(some, source_units[chosen], destination_units[chosen])
+def cut(transfers: Iterable[Transfer], nbytes: int) -> Iterator[Transfer]:
+    """Cut transfers to some ``nbytes`` bytes, but not within a unit, and to the table sizes that a frame may have."""
+    for transfer in transfers:
+        for boxes, source_units, destination_units in split_boxes(transfer, nbytes):
+            for box in range(0, len(boxes.shape), MAX_BOXES):
+                some = boxes.pick(slice(box, box + MAX_BOXES))
+                step = min(MAX_UNITS, max(1, nbytes // some.bytes_per_unit))
+                for unit in range(0, len(source_units), step):
+                    chosen = slice(unit, unit + step)
+                    yield Transfer(some, source_units[chosen], destination_units[chosen])
+
+
+def goes_direct(shape: Int64s) -> bool:
+    """Whether runs of that table are long enough to go without a slab."""
+    pieces = shape[:, 0] * shape[:, 1]
+    return int((pieces * shape[:, 2]).sum()) >= DIRECT_RUN * int(pieces.sum())
 
 
 def encode_frame(transfer: Transfer, ticket: int, last: bool) -> bytes:
