@@ -1,122 +1,116 @@
-"""Hands one large request over between two real processes, in shuffled pieces, and checks every byte."""
+"""Hands the same bytes over between two processes, by kvbaton and by every contender, in turn, and checks all of them."""
 
 from __future__ import annotations
 
-import multiprocessing
-import statistics
-import time
-import zlib
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 
-import numpy as np
+from kvbaton.bench.contenders.work import Work
+from kvbaton.bench.pairs import Contender
+from kvbaton.bench.report import Figure, absent, at_least, at_most
+from kvbaton.bench.turns import Outcome, take_turns
 
-from kvbaton import Component, Manager, RankLayout, Region, SharedMemory, Status
-from kvbaton.bench.report import Figure
-from kvbaton.errors import TransferFailed
-from kvbaton.layout import PAGED, TOKEN, Axis, Tensor
-from kvbaton.registry.server import RegistryServer
+MOST_PIECES = 262_144
+"""The vendors' cost is that of the pieces: with more of them a run takes a minute and says the same."""
+SLOW_SECONDS = 20.0
 
-LAYERS = 32
+MEMCPY, MEMCPY_ONE, SOCKET = "memcpy, 2 threads", "memcpy, 1 thread", "raw socket, 1 stream"
+NIXL_SHM, NIXL_TCP, MOONCAKE_TCP = "NIXL over shared memory", "NIXL over tcp", "Mooncake over tcp"
 
+FLOORS = (
+    Contender(MEMCPY_ONE, "floors", ("memcpy1",)),
+    Contender(MEMCPY, "floors", ("memcpy2",)),
+    Contender(SOCKET, "floors", ("socket",)),
+)
+# Eight UCX threads are fastest over shared memory (SGLang sets them too), none over tcp. UCX is left to choose
+# between its ways within a host. Mooncake refuses more than some 2,048 blocks at once unless its limits are raised.
+VENDORS = {
+    "nixl": (
+        Contender(NIXL_SHM, "nixl", (), "nixl_cu13", {"NIXL_THREADS": "8"}),
+        Contender(NIXL_TCP, "nixl", (), "nixl_cu13", {"NIXL_THREADS": "0", "UCX_TLS": "tcp"}),
+    ),
+    "mooncake": (
+        Contender(
+            MOONCAKE_TCP,
+            "mooncake",
+            (),
+            "mooncake.engine",
+            {
+                "MC_FORCE_TCP": "1",
+                "GLOG_minloglevel": "1",
+                "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
+                "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "65535",
+                "MC_TCP_ADMISSION_TIMEOUT_MS": "60000",
+            },
+        ),
+    ),
+}
+PEERS = {"shm": (NIXL_SHM, MEMCPY, MEMCPY_ONE), "tcp": (NIXL_TCP, MOONCAKE_TCP, SOCKET)}
 
-def _layout(piece: int, pages: int) -> RankLayout:
-    """Pages of one token: each is a separate piece of ``piece`` bytes in every tensor, twice as many as are moved."""
-    axes = (Axis(TOKEN, 1, piece, ((0, 1),)), Axis("byte", piece, 1, ((0, piece),)))
-    tensors = tuple(
-        Tensor(role, layer, 0, (2 * layer + index) * 2 * pages * piece, 2 * pages, piece, "uint8", axes)
-        for layer in range(LAYERS)
-        for index, role in enumerate(("key", "value"))
-    )
-    return RankLayout((Component("kv", PAGED, tensors, 1),))
-
-
-def _rows(pages: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.random.default_rng(seed).permutation(2 * pages)[:pages].astype(np.int64)
-
-
-def _checksum(memory: SharedMemory, rows: np.ndarray[tuple[int], np.dtype[np.int64]], pages: int, piece: int) -> int:
-    """A checksum of the rows in their order, in every tensor."""
-    return zlib.crc32(np.ascontiguousarray(memory.array.reshape(2 * LAYERS, 2 * pages, piece)[:, rows]).data)
-
-
-def _decode(pipe: Connection, registry: str, transport: str, piece: int, pages: int) -> None:
-    """The other process: offers rows for each room it is told, and answers with what arrived."""
-    memory = SharedMemory(4 * LAYERS * pages * piece)
-    memory.array[:] = 0
-    rows = _rows(pages, 2)
-    with Manager(
-        _layout(piece, pages), [Region.of(memory)], role="decode", registry=registry, transports=[transport]
-    ) as manager:
-        pipe.send("ready")
-        while (room := pipe.recv()) is not None:
-            receiver = manager.receiver(room)
-            receiver.offer({"kv": rows}, tokens=pages)
-            pipe.send("offered")
-            while not receiver.poll().terminal:
-                time.sleep(0.0005)
-            arrived = time.monotonic()
-            pipe.send((receiver.poll(), receiver.reason, arrived, _checksum(memory, rows, pages, piece)))
-            receiver.close()
-
-
-def measure(transport: str, piece: int, megabytes: int, runs: int) -> float:
-    """Seconds from the first `send` to success at the receiver: the median of ``runs``, after one that is not counted.
-
-    Raises `TransferFailed` if a room fails or a byte differs.
-    """
-    pages = max(1, (megabytes << 20) // (2 * LAYERS * piece))
-    memory = SharedMemory(4 * LAYERS * pages * piece)
-    memory.array[:] = np.random.default_rng(3).integers(0, 256, memory.nbytes, dtype=np.uint8)
-    rows = _rows(pages, 1)
-    expected = _checksum(memory, rows, pages, piece)
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    seconds: list[float] = []
-    with RegistryServer("127.0.0.1", 0) as server:
-        process = context.Process(target=_decode, args=(there, server.url, transport, piece, pages), daemon=True)
-        process.start()
-        with Manager(
-            _layout(piece, pages), [Region.of(memory)], role="prefill", registry=server.url, transports=[transport]
-        ) as manager:
-            here.recv()
-            for room in range(1 + runs):
-                here.send(room)
-                here.recv()
-                started = time.monotonic()
-                sender = manager.sender(room)
-                sender.finish({"kv": rows}, tokens=(0, pages))
-                status, reason, arrived, checksum = here.recv()
-                if status is not Status.SUCCESS or checksum != expected:
-                    raise TransferFailed(
-                        f"{transport}, {piece} B: {status.value} {reason}; checksum {checksum}, not {expected}"
-                    )
-                seconds.append(arrived - started)
-                sender.close()
-            here.send(None)
-        process.join(10)
-    return statistics.median(seconds[1:])
+TARGETS = {
+    ("shm", 256, NIXL_SHM): 40.0,
+    ("shm", 256, MEMCPY): 0.35,
+    ("shm", 2048, NIXL_SHM): 5.0,
+    ("shm", 2048, MEMCPY): 0.5,
+    ("shm", 131072, NIXL_SHM): 2.0,
+    ("shm", 131072, MEMCPY): 0.9,
+    ("tcp", 2048, NIXL_TCP): 20.0,
+    ("tcp", 2048, SOCKET): 0.8,
+    ("tcp", 131072, NIXL_TCP): 1.2,
+    ("tcp", 131072, SOCKET): 0.9,
+}
+PROCESSOR_TARGET = 0.2
+"""Processor time of the source's process, 2 KiB pieces over shared memory, as a part of NIXL's."""
 
 
-def copy_seconds(megabytes: int, runs: int) -> float:
-    """Seconds of one straight copy of as many bytes within this process, by one thread: the median of ``runs``."""
-    source = np.ones(megabytes << 20, np.uint8)
-    target = np.zeros_like(source)
-    seconds: list[float] = []
-    for _ in range(1 + runs):
-        started = time.monotonic()
-        np.copyto(target, source)
-        seconds.append(time.monotonic() - started)
-    return statistics.median(seconds[1:])
+def size_words(nbytes: int) -> str:
+    """A size as people say it: "2 KiB"."""
+    if nbytes >= 1024 and not nbytes % 1024:
+        return f"{nbytes // 1024} KiB"
+    return f"{nbytes} B"
 
 
-def run(transports: Sequence[str], pieces: Sequence[int], megabytes: int, runs: int) -> list[Figure]:
-    """All figures: throughput of each transport and piece size, as a ratio to a straight copy."""
-    straight = megabytes / 1024 / copy_seconds(megabytes, runs)
-    figures = [Figure("straight copy, one thread", straight, "GiB/s")]
+def run(
+    transports: Sequence[str], against: Sequence[str], pieces: Sequence[int], megabytes: int, runs: int
+) -> list[Figure]:
+    """All figures, in GiB/s: each transport of kvbaton against its peers, then every contender by itself."""
+    ours = [Contender(name, "baton", (name,)) for name in transports]
+    others = [contender for name in against for contender in VENDORS[name]]
+    rows: list[Figure] = []
+    plain: list[Figure] = []
     for piece in pieces:
-        for transport in transports:
-            value = megabytes / 1024 / measure(transport, piece, megabytes, runs)
-            name = f"{transport}, {piece} B pieces, {megabytes} MiB"
-            figures.append(Figure(name, value, "GiB/s", "straight copy", value / straight))
+        work = Work.of(piece, min(megabytes << 20, MOST_PIECES * piece))
+        outcomes = take_turns([*FLOORS, *ours, *others], work._asdict(), runs, SLOW_SECONDS)
+        for name in transports:
+            rows += _compare(name, work, outcomes)
+        plain += [_alone(work, outcome) for outcome in outcomes.values()]
+    return [*rows, *plain]
+
+
+def _rate(work: Work, outcome: Outcome) -> float:
+    return work.nbytes / 2**30 / outcome.seconds
+
+
+def _alone(work: Work, outcome: Outcome) -> Figure:
+    name = f"{outcome.contender.name}: {size_words(work.piece)} pieces, {work.nbytes / 2**20:.0f} MiB"
+    if not outcome.timings:
+        return absent(name, "GiB/s", "", outcome.missing)
+    return Figure(name, _rate(work, outcome), "GiB/s")
+
+
+def _compare(name: str, work: Work, outcomes: dict[str, Outcome]) -> list[Figure]:
+    words = f"{name}, {size_words(work.piece)} pieces"
+    ours = outcomes[name]
+    figures = []
+    for peer in (peer for peer in PEERS[name] if peer in outcomes):
+        target = TARGETS.get((name, work.piece, peer))
+        theirs = outcomes[peer]
+        if not ours.timings or not theirs.timings:
+            figures.append(absent(words, "GiB/s", peer, ours.missing or theirs.missing, target))
+            continue
+        figures.append(at_least(words, _rate(work, ours), "GiB/s", peer, _rate(work, theirs), target))
+        if peer in (NIXL_SHM, NIXL_TCP):
+            at = f"processor time of the source, {words}"
+            target = PROCESSOR_TARGET if (name, work.piece) == ("shm", 2048) else None
+            mine, other = ours.source_processor, theirs.source_processor
+            figures.append(at_most(at, mine, "s", peer, other, target))
     return figures
