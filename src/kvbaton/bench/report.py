@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+LOG_COLUMNS = 170
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,8 @@ def write_report(figures: Sequence[Figure], path: Path) -> None:
         verdict = "" if figure.met is None else (" met" if figure.met else " missed")
         target = "" if figure.target is None else f"{figure.target:g} {figure.target_unit}{verdict}"
         table.add_row(figure.name, value, figure.peer, ratio, target)
-    console = Console()
     # A log has no width of its own; 80 columns would break every row.
-    console.print(table, width=None if console.is_terminal else 150)
+    Console(width=None if sys.stdout.isatty() else LOG_COLUMNS).print(table)
     for note in dict.fromkeys(figure.note for figure in figures if figure.note and figure.value is not None):
         print(note)
     path.parent.mkdir(parents=True, exist_ok=True)
