@@ -16,7 +16,8 @@ help:
 	@echo "make test-all  all tests, the long ones too, and make check"
 	@echo "make check     100,000 random pairs of layouts against the oracle (EXAMPLES=n, SEED=s; a fresh seed by default)"
 	@echo "make lint      ruff (lint, format) and mypy strict"
-	@echo "make bench     benchmarks; figures in build/bench/*.json"
+	@echo "make bench     benchmarks beside NIXL and Mooncake; figures in build/bench/*.json"
+	@echo "               (QUICK=1 a short one; SGLANG=folder of a harness for SGLang's own managers)"
 	@echo "make setup     the virtual environment in .venv (done by the others when it is needed)"
 	@echo "make clean     removes everything that was made here"
 
@@ -45,9 +46,18 @@ format: setup
 	@$(RUN) -m ruff check --fix .
 	@$(RUN) -m ruff format .
 
+# QUICK=1: seconds instead of minutes, for a look. SGLANG=folder: a harness that drives SGLang's own managers.
+BENCH := $(RUN) -m kvbaton bench
 bench: setup
-	@$(RUN) -m kvbaton bench plan --json build/bench/plan.json
-	@$(RUN) -m kvbaton bench transfer --json build/bench/transfer.json
+	@bash scripts/contenders.sh $(if $(SGLANG),--sglang)
+	@$(BENCH) plan $(if $(QUICK),--pieces 100000 --runs 3)
+	@$(BENCH) copy $(if $(QUICK),--megabytes 32 --runs 3)
+	@$(BENCH) transfer $(if $(QUICK),--megabytes 32 --runs 3)
+	@$(BENCH) latency $(if $(QUICK),--rooms 200)
+	@$(BENCH) slices $(if $(QUICK),--megabytes 64 --runs 3)
+	@$(BENCH) rooms $(if $(QUICK),--megabytes 64 --runs 3 --flat 2000)
+	@$(BENCH) handover $(if $(SGLANG),--sglang $(SGLANG)) $(if $(QUICK),--runs 3 --cases a)
+	@$(BENCH) plot
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/kvbaton/copy/*.so

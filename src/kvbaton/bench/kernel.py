@@ -1,4 +1,4 @@
-"""The copy kernel alone, in one process: fused copy, gather and scatter, against memcpy and against numpy's fallback."""
+"""The copy kernel alone, in one process: fused copy, gather and scatter, beside memcpy and numpy's fallback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import statistics
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -16,9 +17,9 @@ from kvbaton.bench.contenders.baton import layout_of
 from kvbaton.bench.contenders.work import Work
 from kvbaton.bench.report import Figure, at_least
 from kvbaton.bench.transfer import size_words
-from kvbaton.copy import NATIVE, copy_boxes, fallback, gather, scatter
+from kvbaton.copy import NATIVE, SlowCopyWarning, copy_boxes, fallback, gather, scatter
 from kvbaton.errors import TransferFailed
-from kvbaton.plan import Pages, Transfer, assign, compile_pair
+from kvbaton.plan import Int64s, Pages, Transfer, assign, compile_pair
 
 MOST_PIECES = 262_144
 FALLBACK_PIECES = 16_384
@@ -86,7 +87,7 @@ class _Bench:
         (share,) = assign((layout,), layout)
         at, to = (Pages(work.chosen(role), 0) for role in ("source", "destination"))
         (self.transfer,) = _one(compile_pair(layout, layout, share).bind("kv", (0, work.pages), at, to))
-        self._bases = [np.array([memory.address], np.int64) for memory in (self._source, self._destination)]
+        self._bases = (_base_of(self._source), _base_of(self._destination))
         self._packed = np.zeros(work.nbytes, np.uint8)
         self._memcpy = ctypes.CDLL(None).memcpy
         self._memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -109,23 +110,14 @@ class _Bench:
 
     def copy(self, threads: int) -> None:
         """Rows to rows."""
-        copy_boxes(self.transfer, *self._bases, threads)
+        copy_boxes(self.transfer, self._bases[0], self._bases[1], threads)
 
     def fallback(self) -> None:
         """The same by numpy."""
-        boxes = self.transfer.boxes
-        fallback.copy(
-            boxes.shape,
-            boxes.source,
-            boxes.destination,
-            self.transfer.source_units,
-            self.transfer.destination_units,
-            *self._bases,
-            0,
-            self.transfer.nbytes,
-            1,
-            boxes.cast,
-        )
+        boxes, at, to = self.transfer
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SlowCopyWarning)
+            fallback.copy(*boxes[:3], at, to, *self._bases, 0, self.transfer.nbytes, 1, boxes.cast)
 
     def gather(self, threads: int) -> None:
         """Rows to a packed buffer."""
@@ -154,6 +146,10 @@ class _Bench:
         ]
         if sums[0] != sums[1]:
             raise TransferFailed(f"copy, {self.work.piece} B pieces: checksum {sums[1]}, not {sums[0]}")
+
+
+def _base_of(memory: SharedMemory) -> Int64s:
+    return np.array([memory.address], np.int64)
 
 
 def _one(transfers: list[Transfer]) -> list[Transfer]:

@@ -49,11 +49,11 @@ def _measure(transport: str, work: Work, rooms: int) -> dict[str, list[float]]:
         # Once for warmth, and once that counts.
         for count in (max(10, rooms // 10), rooms):
             trip = _both(pair, "echo", count)
-            times = {**_both(pair, "hand_over", count), "round trip": trip}
+            times = {**_both(pair, "hand_over", count), **trip}
     return times
 
 
-def _both(pair: Pair, do: str, count: int) -> dict[str, list[float]] | list[float]:
+def _both(pair: Pair, do: str, count: int) -> dict[str, list[float]]:
     for process in (pair.destination, pair.source):
         process.ask(do, count=count)
     answer: dict[str, list[float]] = pair.source.answer()

@@ -1,4 +1,4 @@
-"""Hands the same bytes over between two processes, by kvbaton and by every contender, in turn, and checks all of them."""
+"""Hands the same bytes over between two processes, by kvbaton and every contender in turn, and checks all of them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ FLOORS = (
     Contender(MEMCPY, "floors", ("memcpy2",)),
     Contender(SOCKET, "floors", ("socket",)),
 )
-# Eight UCX threads are fastest over shared memory (SGLang sets them too), none over tcp. UCX is left to choose
-# between its ways within a host; its tcp is two to four times as fast with larger socket buffers. Mooncake refuses more than some 2,048 blocks at once unless its limits are raised.
+# Eight UCX threads are fastest over shared memory (SGLang sets them too), none over tcp. UCX is left to choose between
+# its ways within a host; its tcp is two to four times as fast with larger socket buffers. Mooncake refuses more than
+# some 2,048 blocks at once unless its limits are raised.
 _UCX_TCP = {"NIXL_THREADS": "0", "UCX_TLS": "tcp,self", "UCX_TCP_SNDBUF": "4m", "UCX_TCP_RCVBUF": "4m"}
 VENDORS = {
     "nixl": (

@@ -48,6 +48,96 @@ def plan(
     write_report(run(pieces, runs), json)
 
 
+@app.command()
+def copy(
+    pieces: Annotated[str, typer.Option(help="Piece sizes in bytes, separated by commas.")] = "256,2048,16384,131072",
+    megabytes: Annotated[int, typer.Option(min=1, help="Most MiB of one copy.")] = 256,
+    runs: Annotated[int, typer.Option(min=1, help="Counted runs; the median is reported.")] = 5,
+    json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench/copy.json"),
+) -> None:
+    """The copy kernel alone: fused copy, gather and scatter, beside memcpy and numpy."""
+    from kvbaton.bench.kernel import run
+    from kvbaton.bench.report import write_report
+
+    write_report(run([_piece(piece) for piece in pieces.split(",")], megabytes, runs), json)
+
+
+@app.command()
+def latency(
+    transports: Annotated[str, typer.Option(help="kvbaton's transports, separated by commas.")] = "shm,tcp",
+    rooms: Annotated[int, typer.Option(min=10, help="Hand-overs, one after the other.")] = 1000,
+    pages: Annotated[int, typer.Option(min=1, help="Pages of one large send.")] = 4096,
+    json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench/latency.json"),
+) -> None:
+    """Small hand-overs beside a bare ZeroMQ round trip, and how long a large send keeps the engine's thread."""
+    from kvbaton.bench.latency import run
+    from kvbaton.bench.report import write_report
+
+    write_report(run(_listed(transports, ("shm", "tcp"), "--transports"), rooms, pages), json)
+
+
+@app.command()
+def rooms(
+    transports: Annotated[str, typer.Option(help="kvbaton's transports, separated by commas.")] = "shm,tcp",
+    megabytes: Annotated[int, typer.Option(min=1, help="MiB of all rooms together.")] = 256,
+    runs: Annotated[int, typer.Option(min=1, help="Counted runs; the median is reported.")] = 5,
+    many: Annotated[int, typer.Option(min=2, help="Rooms at once.")] = 1024,
+    flat: Annotated[int, typer.Option(min=0, help="Rooms over which memory is watched; 0 for none.")] = 10_000,
+    json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench/rooms.json"),
+) -> None:
+    """Many rooms at once beside few of the same bytes, and memory over very many."""
+    from kvbaton.bench.report import write_report
+    from kvbaton.bench.rooms import run_rooms
+
+    write_report(run_rooms(_listed(transports, ("shm", "tcp"), "--transports"), megabytes, runs, many, flat), json)
+
+
+@app.command()
+def slices(
+    transports: Annotated[str, typer.Option(help="kvbaton's transports, separated by commas.")] = "shm,tcp",
+    megabytes: Annotated[int, typer.Option(min=1, help="MiB of one hand-over.")] = 256,
+    runs: Annotated[int, typer.Option(min=1, help="Counted runs; the median is reported.")] = 5,
+    json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench/slices.json"),
+) -> None:
+    """Head slices of two prefill ranks beside the same bytes where they are contiguous."""
+    from kvbaton.bench.report import write_report
+    from kvbaton.bench.rooms import run_slices
+
+    write_report(run_slices(_listed(transports, ("shm", "tcp"), "--transports"), megabytes, runs), json)
+
+
+@app.command()
+def handover(
+    sglang: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a harness that drives SGLang's managers; without it they are absent."),
+    ] = None,
+    cases: Annotated[str, typer.Option(help="Cases, separated by commas.")] = "a,c,d",
+    transports: Annotated[str, typer.Option(help="kvbaton's transports, separated by commas.")] = "shm,tcp",
+    runs: Annotated[int, typer.Option(min=1, help="Counted runs; the median is reported.")] = 5,
+    json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench/handover.json"),
+) -> None:
+    """Whole hand-overs of kvbaton's managers beside SGLang's NIXL manager."""
+    from kvbaton.bench.handover import CASES, run
+    from kvbaton.bench.report import write_report
+
+    chosen = _listed(cases, tuple(CASES), "--cases")
+    write_report(run(sglang, chosen, _listed(transports, ("shm", "tcp"), "--transports"), runs), json)
+
+
+@app.command()
+def plot(
+    json: Annotated[Path, typer.Option(help="Figures of `kvbaton bench transfer`.")] = Path(
+        "build/bench/transfer.json"
+    ),
+    svg: Annotated[Path, typer.Option(help="Where the picture is written.")] = Path("build/bench/transfer.svg"),
+) -> None:
+    """Draw the throughput of every contender against the size of the pieces."""
+    from kvbaton.bench.plot import draw_file
+
+    draw_file(json, svg)
+
+
 def _listed(given: str, known: tuple[str, ...], option: str) -> list[str]:
     """The names in a list with commas. Raises a usage error for one that is not known."""
     names = [name for name in given.split(",") if name]

@@ -1,4 +1,4 @@
-"""What a rank of a hand-over between grids holds: pages of keys and values, states and an aux row, and their content."""
+"""What the ranks of a hand-over hold: pages of keys and values, states and an aux row, and what is in them."""
 
 from __future__ import annotations
 
@@ -79,10 +79,12 @@ def page_words(case: Case, request: int, layer: int, value: bool, heads: range) 
     tokens = np.arange(case.tokens, dtype=np.uint32) * np.uint32(40507) + np.uint32(base)
     inner = np.arange(heads.start, heads.stop, dtype=np.uint32)[:, None] * np.uint32(25171)
     inner = inner + np.arange(case.head_dim, dtype=np.uint32)[None, :] * np.uint32(13841)
-    return tokens.astype(np.uint16)[:, None, None] + inner.astype(np.uint16)[None, :, :]
+    words: Words = tokens.astype(np.uint16)[:, None, None] + inner.astype(np.uint16)[None, :, :]
+    return words
 
 
 def state_words(request: int, layer: int, entries: npt.NDArray[np.int64], width: int) -> Words:
     """What a state holds for each of the global indices ``entries``: ``[entries, width]``."""
     start = (entries * 257 + request * 911 + layer * 5003).astype(np.uint32)
-    return (start[:, None] + np.arange(width, dtype=np.uint32) * np.uint32(31)).astype(np.uint16)
+    words: Words = (start[:, None] + np.arange(width, dtype=np.uint32) * np.uint32(31)).astype(np.uint16)
+    return words

@@ -33,7 +33,7 @@ class LatencySide(BatonSide):
         # Linux may let a short sleep last 50 us longer; an engine that polls all the time has no such gap.
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
         card = super().prepare(work)
-        self.zmq = zmq.Context.instance().socket(zmq.PAIR)
+        self.zmq: Any = zmq.Context.instance().socket(zmq.PAIR)
         if self.role != "source":
             card["port"] = self.zmq.bind_to_random_port("tcp://127.0.0.1")
         return card
@@ -44,7 +44,7 @@ class LatencySide(BatonSide):
         if self.role == "source":
             self.zmq.connect(f"tcp://127.0.0.1:{card['port']}")
 
-    def echo(self, count: int) -> list[float]:
+    def echo(self, count: int) -> dict[str, list[float]]:
         """``count`` round trips; their seconds, at the source."""
         message = bytes(ROUND_TRIP_BYTES)
         seconds = []
@@ -56,7 +56,7 @@ class LatencySide(BatonSide):
                 seconds.append(now() - started)
             else:
                 self.zmq.send(self.zmq.recv())
-        return seconds
+        return {"round trip": seconds}
 
     def hand_over(self, count: int) -> dict[str, list[float]]:
         """``count`` rooms. At the source: seconds to visible success, and inside ``send`` and ``finish``."""

@@ -45,9 +45,7 @@ class MooncakeSide(PoolSide):
         started = now()
         for first in range(0, self.work.pieces, BATCH):
             part = slice(first, first + BATCH)
-            code = self.engine.batch_transfer_sync_write(
-                self.peer, self.here[part], self.there[part], self.sizes[part]
-            )
+            code = self.engine.batch_transfer_sync_write(self.peer, self.here[part], self.there[part], self.sizes[part])
             if code:
                 raise RuntimeError(f"batch_transfer_sync_write returned {code}")
         return {"started": started, "ended": now()}

@@ -1,7 +1,7 @@
 """NIXL over UCX: prepared descriptor lists of both pools, one transfer for all pieces of a request.
 
-Run by a Python that has the wheel ``nixl-cu13``. ``UCX_TLS`` comes from the environment. The clock stops when the source
-knows that everything is written; that the destination learns of it too is not counted.
+Run by a Python that has the wheel ``nixl-cu13``. ``UCX_TLS`` comes from the environment. The clock stops when the
+source knows that everything is written; that the destination learns of it too is not counted.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ THREADS = int(os.environ.get("NIXL_THREADS", "0"))
 
 
 def _api() -> Any:
-    try:
-        from nixl_cu13 import _api
-    except ImportError:
-        from nixl import _api
+    from nixl_cu13 import _api  # type: ignore[import-not-found]
+
     return _api
 
 

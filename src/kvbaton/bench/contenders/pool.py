@@ -1,4 +1,4 @@
-"""Memory of a side that has no kind of its own to ask for: ordinary memory, with huge pages where the system gives them."""
+"""A pool in ordinary memory, for contenders that ask for no kind of their own (huge pages where numpy gets them)."""
 
 from __future__ import annotations
 
