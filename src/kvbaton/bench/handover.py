@@ -70,8 +70,7 @@ def _compare(name: str, transport: str, ours: Sequence[HandOver], theirs: Theirs
     figures = []
     for words, mine, other in rows:
         if theirs.missing:
-            figures.append(Figure(words, mine * 1e3, "ms"))
-            figures.append(absent(words, "ms", peer, theirs.missing, target))
+            figures.append(absent(words, "ms", peer, theirs.missing, target, mine * 1e3))
         else:
             figures.append(_times_faster(words, mine, peer, other, target))
     words = f"processor time of the prefill process, case {name}, {transport}"

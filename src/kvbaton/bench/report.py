@@ -44,9 +44,11 @@ def at_most(name: str, value: float, unit: str, peer: str, of_peer: float, targe
     return Figure(name, value, unit, peer, ratio, target, None if target is None else ratio <= target)
 
 
-def absent(name: str, unit: str, peer: str, why: str, target: float | None = None) -> Figure:
-    """A row that cannot be filled here. A target of it counts as not met or missed, but unknown."""
-    return Figure(name, None, unit, peer, None, target, None, "x", f"not here: {why}")
+def absent(
+    name: str, unit: str, peer: str, why: str, target: float | None = None, value: float | None = None
+) -> Figure:
+    """A row whose ``peer`` is not here, or (without a peer) that has no value. Its target is neither met nor missed."""
+    return Figure(name, value, unit, peer, None, target, None, "x", f"{peer or name} is not here: {why}")
 
 
 def write_report(figures: Sequence[Figure], path: Path) -> None:
@@ -56,14 +58,14 @@ def write_report(figures: Sequence[Figure], path: Path) -> None:
 
     table = Table("what", "value", "against", "ratio", "target")
     for figure in figures:
-        value = figure.note if figure.value is None else f"{figure.value:.4g} {figure.unit}"
-        ratio = "" if figure.ratio is None else f"{figure.ratio:.3g} x"
+        value = "not here" if figure.value is None else f"{figure.value:.4g} {figure.unit}"
+        ratio = f"{figure.ratio:.3g} x" if figure.ratio is not None else "not here" if figure.note else ""
         verdict = "" if figure.met is None else (" met" if figure.met else " missed")
         target = "" if figure.target is None else f"{figure.target:g} {figure.target_unit}{verdict}"
         table.add_row(figure.name, value, figure.peer, ratio, target)
     # A log has no width of its own; 80 columns would break every row.
     Console(width=None if sys.stdout.isatty() else LOG_COLUMNS).print(table)
-    for note in dict.fromkeys(figure.note for figure in figures if figure.note and figure.value is not None):
+    for note in dict.fromkeys(figure.note for figure in figures if figure.note):
         print(note)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(

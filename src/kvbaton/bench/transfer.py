@@ -106,8 +106,11 @@ def _compare(name: str, work: Work, outcomes: dict[str, Outcome]) -> list[Figure
     for peer in (peer for peer in PEERS[name] if peer in outcomes):
         target = TARGETS.get((name, work.piece, peer))
         theirs = outcomes[peer]
-        if not ours.timings or not theirs.timings:
-            figures.append(absent(words, "GiB/s", peer, ours.missing or theirs.missing, target))
+        if not ours.timings:
+            figures.append(absent(words, "GiB/s", "", ours.missing, target))
+            continue
+        if not theirs.timings:
+            figures.append(absent(words, "GiB/s", peer, theirs.missing, target, _rate(work, ours)))
             continue
         figures.append(at_least(words, _rate(work, ours), "GiB/s", peer, _rate(work, theirs), target))
         if peer in (NIXL_SHM, NIXL_TCP):
