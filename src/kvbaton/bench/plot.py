@@ -37,7 +37,7 @@ def draw_file(figures: Path, picture: Path) -> None:
     """Draw what ``kvbaton bench transfer`` wrote. Raises `ConfigurationError` if nothing in it can be drawn."""
     try:
         results = json.loads(figures.read_text())["results"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{figures} holds no figures of `kvbaton bench transfer`: {error}") from error
     lines = lines_of(results)
     if not lines:
@@ -77,6 +77,8 @@ def draw(lines: Sequence[Line]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
+        "<title>Throughput by size of pieces</title>",
+        f"<desc>{escape(_in_words(lines))}</desc>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
     ]
     for power in range(low, high + 1):
@@ -104,3 +106,12 @@ def draw(lines: Sequence[Line]) -> str:
         labels.append(at)
         parts.append(f'<text x="{WIDTH - RIGHT + 12}" y="{at:.1f}" fill="{colour}">{escape(line.name)}</text>')
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _in_words(lines: Sequence[Line]) -> str:
+    """What the picture shows, for those who cannot see it."""
+    told = (
+        f"{line.name}: " + ", ".join(f"{rate:.3g} GiB/s at {size_words(size)}" for size, rate in line.points)
+        for line in lines
+    )
+    return "Two processes of one machine, both axes logarithmic. " + "; ".join(told) + "."
