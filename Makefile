@@ -58,6 +58,7 @@ bench: setup
 	@$(BENCH) rooms $(if $(QUICK),--megabytes 64 --runs 3 --flat 2000)
 	@$(BENCH) handover $(if $(SGLANG),--sglang $(SGLANG)) $(if $(QUICK),--runs 3 --cases a)
 	@$(BENCH) plot
+	@$(BENCH) summary
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/kvbaton/copy/*.so

@@ -98,7 +98,7 @@ def test_the_kernel_bench_sees_a_copy_that_is_wrong(monkeypatch):
 
 @pytest.fixture
 def tiny_cases(monkeypatch):
-    monkeypatch.setattr(handover, "CASES", {"a": TINY._replace(prefill_tp=1), "d": TINY})
+    monkeypatch.setattr(handover, "CASES", {"a": TINY._replace(requests=1), "d": TINY})
 
 
 @pytest.mark.usefixtures("tiny_cases")

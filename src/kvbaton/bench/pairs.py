@@ -23,8 +23,11 @@ CONTENDERS_PYTHON = Path("build/contenders/venv/bin/python")
 ANSWER_SECONDS = 300.0
 
 # The scripts run as a package of their own, so that a vendor's Python needs nothing of kvbaton.
+# A resting process, stopped by a signal, would outlive a parent that is killed: the kernel ends it (PR_SET_PDEATHSIG).
 _START = """
-import runpy, sys, types
+import ctypes, runpy, sys, types
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
 package = types.ModuleType("contenders")
 package.__path__ = [sys.argv[1]]
 sys.modules["contenders"] = package

@@ -138,6 +138,16 @@ def plot(
     draw_file(json, svg)
 
 
+@app.command()
+def summary(
+    folder: Annotated[Path, typer.Option(help="Where the figures of `make bench` are.")] = Path("build/bench"),
+) -> None:
+    """All figures that have a target, met or missed, as a Markdown table."""
+    from kvbaton.bench.summary import summarise
+
+    print(summarise(folder))
+
+
 def _listed(given: str, known: tuple[str, ...], option: str) -> list[str]:
     """The names in a list with commas. Raises a usage error for one that is not known."""
     names = [name for name in given.split(",") if name]
