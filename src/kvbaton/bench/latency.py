@@ -30,7 +30,9 @@ def run(transports: Sequence[str], rooms: int, pages: int = LARGE_PAGES) -> list
             of_peer = _percentile(trip, percent)
             what = f"hand-over of 16 KiB, {name}, p{percent}"
             figures.append(at_most(what, _percentile(small["visible"], percent), "us", ROUND_TRIP, of_peer, target))
-        figures += [Figure(f"{ROUND_TRIP}, p{percent}", _percentile(trip, percent), "us") for percent in (50, 99)]
+        figures += [
+            Figure(f"{ROUND_TRIP} beside {name}, p{percent}", _percentile(trip, percent), "us") for percent in (50, 99)
+        ]
     for name in transports:
         large = _measure(name, Work(256, pages), max(20, rooms // 4))
         for call in ("send", "finish"):
@@ -45,20 +47,13 @@ def run(transports: Sequence[str], rooms: int, pages: int = LARGE_PAGES) -> list
 
 def _measure(transport: str, work: Work, rooms: int) -> dict[str, list[float]]:
     with Pair(Contender(f"kvbaton over {transport}", "latency", (transport,)), work._asdict()) as pair:
-        times: dict[str, list[float]] = {}
         # Once for warmth, and once that counts.
         for count in (max(10, rooms // 10), rooms):
-            trip = _both(pair, "echo", count)
-            times = {**_both(pair, "hand_over", count), **trip}
+            for process in (pair.destination, pair.source):
+                process.ask("hand_over", count=count)
+            times: dict[str, list[float]] = pair.source.answer()
+            pair.destination.answer()
     return times
-
-
-def _both(pair: Pair, do: str, count: int) -> dict[str, list[float]]:
-    for process in (pair.destination, pair.source):
-        process.ask(do, count=count)
-    answer: dict[str, list[float]] = pair.source.answer()
-    pair.destination.answer()
-    return answer
 
 
 def _percentile(seconds: Sequence[float], percent: int) -> float:

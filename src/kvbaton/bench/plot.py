@@ -13,13 +13,14 @@ from typing import NamedTuple
 from kvbaton.bench.transfer import size_words
 from kvbaton.errors import ConfigurationError
 
-WIDTH, HEIGHT = 860, 460
-LEFT, RIGHT, TOP, BOTTOM = 70, 230, 30, 55
+WIDTH, HEIGHT = 900, 460
+LEFT, RIGHT, TOP, BOTTOM = 70, 270, 30, 55
 COLOURS = {
     "kvbaton over shm": "#0b6e4f",
     "kvbaton over tcp": "#3a86c8",
     "NIXL over shared memory": "#c1440e",
     "NIXL over tcp": "#e59866",
+    "NIXL over tcp, 4 MiB socket buffers": "#d4a017",
     "Mooncake over tcp": "#8e44ad",
 }
 FLOOR_COLOUR = "#888888"

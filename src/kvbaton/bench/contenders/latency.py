@@ -1,4 +1,4 @@
-"""Small hand-overs one after the other, and a bare ZeroMQ round trip between the same two processes.
+"""Small hand-overs one after the other, in turn with a bare ZeroMQ round trip between the same two processes.
 
 The destination tells the source over that ZeroMQ connection that it has offered, and when it saw the bytes.
 """
@@ -44,27 +44,29 @@ class LatencySide(BatonSide):
         if self.role == "source":
             self.zmq.connect(f"tcp://127.0.0.1:{card['port']}")
 
-    def echo(self, count: int) -> dict[str, list[float]]:
-        """``count`` round trips; their seconds, at the source."""
-        message = bytes(ROUND_TRIP_BYTES)
-        seconds = []
-        for _ in range(count):
-            if self.role == "source":
-                started = now()
-                self.zmq.send(message)
-                self.zmq.recv()
-                seconds.append(now() - started)
-            else:
-                self.zmq.send(self.zmq.recv())
-        return {"round trip": seconds}
+    def _round_trip(self) -> float:
+        """Seconds of one round trip, at the source, after a pause as before a hand-over: idle cores wake slowly."""
+        if self.role != "source":
+            self.zmq.send(self.zmq.recv())
+            return 0.0
+        time.sleep(SETTLE_SECONDS)
+        started = now()
+        self.zmq.send(bytes(ROUND_TRIP_BYTES))
+        self.zmq.recv()
+        return now() - started
 
     def hand_over(self, count: int) -> dict[str, list[float]]:
-        """``count`` rooms. At the source: seconds to visible success, and inside ``send`` and ``finish``."""
+        """``count`` rooms, and a round trip before each.
+
+        At the source: seconds to visible success, inside ``send`` and ``finish``, and of the round trips.
+        """
+        trips: list[float] = []
         visible: list[float] = []
         send: list[float] = []
         finish: list[float] = []
         for _ in range(count):
             self.room += 1
+            trips.append(self._round_trip())
             if self.role != "source":
                 self._receive_one()
                 continue
@@ -81,7 +83,7 @@ class LatencySide(BatonSide):
             send.append(sent - started)
             finish.append(finished - sent)
             sender.close()
-        return {"visible": visible, "send": send, "finish": finish}
+        return {"visible": visible, "send": send, "finish": finish, "round trip": trips}
 
     def _receive_one(self) -> None:
         receiver = self.manager.receiver(self.room)
