@@ -45,7 +45,7 @@ def _table(figures: Iterable[dict[str, Any]]) -> list[str]:
     lines = ["| what | value | against | ratio | target | |", "| --- | --- | --- | --- | --- | --- |"]
     verdicts = {True: "met", False: "**missed**", None: "not here"}
     for figure in figures:
-        value = "" if figure["value"] is None else f"{figure['value']:.3g} {figure['unit']}"
+        value = "" if figure["value"] is None else f"{figure['value']:.4g} {figure['unit']}"
         ratio = "" if figure["ratio"] is None else f"{figure['ratio']:.3g}"
         cells = (figure["name"], value, figure["peer"], ratio, f"{figure['target']:g} {figure['target_unit']}")
         lines.append(f"| {' | '.join(cells)} | {verdicts[figure['met']]} |")
