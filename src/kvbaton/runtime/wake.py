@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
+
+# `os.eventfd_write` lets go of the interpreter's lock, and the thread that it wakes then keeps it for a whole switch
+# interval (5 ms): the engine's call would last as long. This one, a few hundred nanoseconds long, keeps the lock.
+_eventfd_write = ctypes.PyDLL(None).eventfd_write
+_eventfd_write.argtypes = (ctypes.c_int, ctypes.c_uint64)
 
 
 class Wake:
@@ -19,11 +25,9 @@ class Wake:
         """Make it readable. From any thread; cheap."""
         # The lock keeps the descriptor from being closed, and its number from being used again, in between.
         with self._lock:
-            if self.descriptor < 0:
-                return
-            # A full counter means that it is readable anyway.
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_write(self.descriptor, 1)
+            if self.descriptor >= 0:
+                # It fails if the counter is full; then it is readable anyway.
+                _eventfd_write(self.descriptor, 1)
 
     def clear(self) -> None:
         """Make it unreadable, until it is set again. By the thread that polls."""
