@@ -45,7 +45,7 @@ def test_figures_that_cannot_be_written_are_told_first(monkeypatch, capsys, tmp_
         f"ConfigurationError: --json {tmp_path} is a folder; name a file in it, or - for standard output\n"
     )
     assert run(monkeypatch, "--examples", "1", "--seed", "1", "--json", str(tmp_path / "file" / "x.json")) == 2
-    assert capsys.readouterr().err.startswith(f"ConfigurationError: --json {tmp_path}/file/x.json: ")
+    assert f"\nConfigurationError: --json {tmp_path}/file/x.json: " in capsys.readouterr().err
 
 
 def test_a_failure_is_shown_and_can_be_repeated(monkeypatch, capsys):

@@ -59,7 +59,7 @@ BAD = {
     "backwards": ((4, 3), Pages([0], 0), Pages([0], 0), r"tokens 4\.\.3 are no range"),
     "negative tokens": ((-4, 3), Pages([0], 0), Pages([0], 0), r"tokens -4\.\.3 are no range"),
     "floats": ((0, 4), Pages([0.5], 0), Pages([0], 0), "source: .* must be a flat list of integers, not .* float64"),
-    "two dimensions": ((0, 4), Pages([[0]], 0), Pages([0], 0), "not 2 dimensions of int64"),
+    "two dimensions": ((0, 4), Pages([[0]], 0), Pages([0], 0), "but are an array of 2 dimensions"),
     "ragged list": ((0, 4), Pages([[0], [1, 2]], 0), Pages([0], 0), "must be a flat list of integers"),
     "more than 64 bits": ((0, 4), Pages([1 << 70], 0), Pages([0], 0), "must be a flat list of integers"),
     "above the signed range": ((0, 4), Pages([1 << 63], 0), Pages([0], 0), "is outside the 8 registered rows"),
