@@ -58,7 +58,12 @@ BAD = {
     "row of a ragged end": ((0, 3), Pages([9], 0), Pages([0], 0), "source: component kv: row 9 is outside the 8"),
     "backwards": ((4, 3), Pages([0], 0), Pages([0], 0), r"tokens 4\.\.3 are no range"),
     "negative tokens": ((-4, 3), Pages([0], 0), Pages([0], 0), r"tokens -4\.\.3 are no range"),
-    "floats": ((0, 4), Pages([0.5], 0), Pages([0], 0), "source: .* must be a flat list of integers, not .* float64"),
+    "floats": (
+        (0, 4),
+        Pages([0.5], 0),
+        Pages([0], 0),
+        "source: .* must be a flat list of integers, but are of type float64",
+    ),
     "two dimensions": ((0, 4), Pages([[0]], 0), Pages([0], 0), "but are an array of 2 dimensions"),
     "ragged list": ((0, 4), Pages([[0], [1, 2]], 0), Pages([0], 0), "must be a flat list of integers"),
     "more than 64 bits": ((0, 4), Pages([1 << 70], 0), Pages([0], 0), "must be a flat list of integers"),
