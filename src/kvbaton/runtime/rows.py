@@ -52,7 +52,7 @@ def to_pages(layout: RankLayout, component: Component, rows: RowsLike, tokens: t
 
 def _int64(component: Component, rows: object, side: str) -> npt.NDArray[np.int64]:
     # A copy: the engine may reuse its array as soon as the call returns.
-    return checked_rows(rows, f"{side}: component {component.name}").copy()
+    return np.array(checked_rows(rows, f"{side}: component {component.name}"), np.int64)
 
 
 def _check_registered(component: Component, rows: npt.NDArray[np.int64], side: str) -> None:
