@@ -38,6 +38,16 @@ def test_figures_as_json(monkeypatch, capsys, tmp_path):
     assert "tp unequal" in told
 
 
+def test_figures_that_cannot_be_written_are_told_first(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert run(monkeypatch, "--examples", "1000000000", "--json", str(tmp_path)) == 2
+    assert capsys.readouterr().err == (
+        f"ConfigurationError: --json {tmp_path} is a folder; name a file in it, or - for standard output\n"
+    )
+    assert run(monkeypatch, "--examples", "1", "--seed", "1", "--json", str(tmp_path / "file" / "x.json")) == 2
+    assert f"\nConfigurationError: --json {tmp_path}/file/x.json: " in capsys.readouterr().err
+
+
 def test_a_failure_is_shown_and_can_be_repeated(monkeypatch, capsys):
     monkeypatch.setattr(layouts, "assign", nothing_is_sent)
     assert run(monkeypatch, "--examples", "50", "--seed", "1", "--json", "-") == 1

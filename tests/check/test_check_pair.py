@@ -134,3 +134,19 @@ def test_rings_of_unlike_size():
         report = check_pair([layout(16, 2)], [layout(4, 6)], tokens=45, seed=seed)
         report.raise_if_failed()
         assert report.nbytes == 12 * 6
+
+
+def test_a_grid_is_a_list_of_layouts():
+    (layout,) = hybrid(1)
+    with pytest.raises(ConfigurationError, match=r"sources is one RankLayout; pass a list .* if it is alone"):
+        check_pair(layout, layout, tokens=4)
+    with pytest.raises(ConfigurationError, match=r"destinations\[1\] is of type Component, not a RankLayout"):
+        check_pair([layout], [layout, layout.components[0]], tokens=4)
+    with pytest.raises(ConfigurationError, match=r"sources\[0\] is of type NoneType, not a RankLayout"):
+        check_pair(None, [layout], tokens=4)
+
+
+def test_replicas_share_the_work_unless_told_otherwise():
+    sources = [*hybrid(1), *hybrid(1)]
+    assert check_pair(sources, hybrid(1), tokens=40).pairs == 2
+    assert check_pair(sources, hybrid(1), tokens=40, striped=False).pairs == 1

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,16 @@ def test_serve_reaches_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls[3][2]["options"] == {"manager_options": {"transports": ["tcp"]}}
 
 
+def test_a_path_that_is_not_there_is_not_asked_of_a_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert _run(monkeypatch, "serve", "decode", "--model", "models/recal", "--port", "0") == 2
+    told = capsys.readouterr().err
+    assert f"the model models/recal is not there, but the folder {tmp_path / 'models'} is" in told
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_virtual_ranks_are_options_of_the_engine(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, object]] = []
@@ -55,6 +66,16 @@ def test_virtual_ranks_are_options_of_the_engine(role: str, monkeypatch: pytest.
         (["serve", "decode", "--model", "m", "--options", "{"], "--options is no JSON"),
         (["serve", "decode", "--model", "m", "--options", "[1]"], "must be a JSON object, not list"),
         (["serve", "decode", "--model", "/no/such/model"], "/no/such/model"),
+        (["serve", "decode", "--model", "m", "--options", '{"manager_options": 5}'], "must be a JSON object, not int"),
+        (
+            ["serve", "decode", "--model", "m", "--options", '{"manager_options": {"settings": {"cast": true}}}'],
+            "--options: manager_options has settings, but only transports, bind, advertise, deployment can be given",
+        ),
+        (
+            ["serve", "pd", "--model", "m", "--decode-options", '{"manager_options": {"port": 1}}'],
+            "--decode-options: manager_options has port, but only transports,",
+        ),
+        (["serve", "decode", "--model", "m", "--cp-unit", "4"], "--cp-unit 4 without --cp: one rank holds all tokens"),
     ],
 )
 def test_errors_are_one_line(

@@ -148,4 +148,6 @@ class TestRefusals:
             world.decode(KV.layout(), model="x" * 600)
         with pytest.raises(errors.ConfigurationError, match="index 2 of destinations 2"):
             world.decode(KV.layout(), destination_index=2, destinations=2)
+        with pytest.raises(errors.ConfigurationError, match=r"settings is of type dict; pass a kvbaton\.Settings"):
+            world.decode(KV.layout(), settings={"cast": True})
         world.ranks.clear()

@@ -8,6 +8,7 @@ import kvbaton.topology
 OURS = ("kvbaton.errors", "kvbaton.layout", "kvbaton.topology")
 LIBRARIES = {
     "__future__",
+    "bisect",
     "collections.abc",
     "difflib",
     "itertools",
@@ -16,6 +17,7 @@ LIBRARIES = {
     "msgspec",
     "pathlib",
     "re",
+    "reprlib",
     "typing",
     "yaml",
 }

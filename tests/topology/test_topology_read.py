@@ -156,3 +156,9 @@ def test_presets_are_laid_out_at_any_size(name):
         assert len(layouts) == tp * pp
         layers = {tensor.layer for layout in layouts for entry in layout.components for tensor in entry.tensors}
         assert layers == set(range(PRESETS[name]["num_hidden_layers"]))
+
+
+def test_stages_that_do_not_divide_the_layers_differ_by_one_at_most():
+    model = {"layers": 10, "components": {"kv": KV}}
+    stages = read_topology({"model": model, "pp": 4}).stages
+    assert stages == ((0, 1), (2, 3, 4), (5, 6), (7, 8, 9))

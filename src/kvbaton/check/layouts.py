@@ -86,7 +86,7 @@ def check_pair(
     tokens: int,
     prefix: int = 0,
     seed: int = 0,
-    striped: bool = False,
+    striped: bool = True,
     cast: bool = False,
     cuts: Sequence[int] | None = None,
     most_destinations: int | None = None,
@@ -96,12 +96,14 @@ def check_pair(
     All ranks of both grids are needed, each with the layout that it would register; their memory is made here, so let
     the layouts have few rows. ``prefix`` tokens are at the destination already. ``seed`` chooses which rows the request
     has, how it is cut into chunks (which end at ``cuts`` if they are given) and in which order they arrive; 0 is the
-    plainest choice. With ``striped`` replicas share the work; with ``cast`` dtypes, factors and scales may differ. With
-    ``most_destinations`` only so many are checked.
+    plainest choice. With ``striped`` replicas share the work, as they do by default; with ``cast`` dtypes, factors and
+    scales may differ. With ``most_destinations`` only so many are checked.
 
     What is wrong is in the report, whether a layout was refused, a byte is missing or one was changed that should not
     have been. Raises `ConfigurationError` for a request that makes no sense, and for ranks of more than 1 GiB.
     """
+    _check_grid("sources", sources)
+    _check_grid("destinations", destinations)
     if not 0 <= prefix <= tokens:
         raise ConfigurationError(f"prefix is {prefix}, it must be from 0 to the {tokens} tokens of the request")
     chance = Random(seed) if seed else None
@@ -122,6 +124,17 @@ def check_pair(
             raise
         report.problems.append(Problem("planner", f"{type(error).__name__}: {error}"))
     return report
+
+
+def _check_grid(side: str, layouts: object) -> None:
+    """Raise `ConfigurationError` for what is no list of layouts."""
+    if isinstance(layouts, RankLayout):
+        raise ConfigurationError(
+            f"{side} is one RankLayout; pass a list with those of all ranks, [layout] if it is alone"
+        )
+    for number, layout in enumerate(layouts if isinstance(layouts, Sequence) else [layouts]):
+        if not isinstance(layout, RankLayout):
+            raise ConfigurationError(f"{side}[{number}] is of type {type(layout).__name__}, not a RankLayout")
 
 
 def _check_registered(layout: RankLayout) -> None:

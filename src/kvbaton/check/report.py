@@ -14,14 +14,16 @@ from rich.table import Table
 
 from kvbaton.check.examples import Failure, Outcome, check_layouts, check_world
 from kvbaton.check.worlds import to_choices, world_of
+from kvbaton.errors import ConfigurationError
 
 
 def check_examples(examples: int, seed: int, *, processes: int = 1, json_to: str = "") -> bool:
     """Check ``examples`` examples of ``seed`` and say what came out; whether all passed.
 
     ``json_to`` is the file that the figures are written to, or ``-`` for standard output and nothing else there. Raises
-    `ConfigurationError` where Hypothesis is not installed.
+    `ConfigurationError` where Hypothesis is not installed, and where the file cannot be written.
     """
+    _check_target(json_to)
     started = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
@@ -42,8 +44,9 @@ def check_examples(examples: int, seed: int, *, processes: int = 1, json_to: str
 def check_example(name: str, *, json_to: str = "") -> bool:
     """Check the one example of that name, and say what came out; whether it passed.
 
-    Raises `ConfigurationError` where ``name`` names none.
+    Raises `ConfigurationError` where ``name`` names none, and where the file cannot be written.
     """
+    _check_target(json_to)
     world = world_of(to_choices(name))
     started = time.monotonic()
     report = check_world(world)
@@ -79,14 +82,23 @@ def as_json(outcome: Outcome, examples: int, seed: int | None, seconds: float) -
     }
 
 
+def _check_target(json_to: str) -> None:
+    """Raise `ConfigurationError` where the figures could not be written once they are there."""
+    if json_to not in ("", "-") and Path(json_to).is_dir():
+        raise ConfigurationError(f"--json {json_to} is a folder; name a file in it, or - for standard output")
+
+
 def _write(figures: dict[str, Any], json_to: str) -> None:
     text = json.dumps(figures, indent=2) + "\n"
     if json_to == "-":
         sys.stdout.write(text)
     elif json_to:
         path = Path(json_to)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        except OSError as error:
+            raise ConfigurationError(f"--json {json_to}: {error.strerror or error}") from None
 
 
 def _show(outcome: Outcome, figures: dict[str, Any]) -> None:

@@ -13,6 +13,9 @@ from kvbaton.errors import ConfigurationError
 
 app = typer.Typer(no_args_is_help=True)
 
+MANAGER_OPTIONS = ("transports", "bind", "advertise", "deployment")
+"""What may stand in ``manager_options``; everything else of a `Manager` is the engine's business."""
+
 Model = Annotated[str, typer.Option("--model", help="Folder or name of a Transformers causal LM.")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Name = Annotated[str, typer.Option(help="Name under which the model answers; the folder's name by default.")]
@@ -174,12 +177,23 @@ def _json_object(flag: str, text: str) -> dict[str, Any]:
         raise ConfigurationError(f"{flag} is no JSON: {error}") from None
     if not isinstance(given, dict):
         raise ConfigurationError(f"{flag} must be a JSON object, not {type(given).__name__}")
+    inner = given.get("manager_options", {})
+    if not isinstance(inner, dict):
+        raise ConfigurationError(f"{flag}: manager_options must be a JSON object, not {type(inner).__name__}")
+    for name in inner:
+        if name not in MANAGER_OPTIONS:
+            hint = "; settings are given from Python, offer_wait_seconds beside manager_options" * (name == "settings")
+            raise ConfigurationError(
+                f"{flag}: manager_options has {name}, but only {', '.join(MANAGER_OPTIONS)} can be given here{hint}"
+            )
     return given
 
 
 def _engine_options(options: str, transport: str, **flags: int | str | None) -> dict[str, Any]:
     """The options of the engine; a flag that was given counts more than the same name in ``options``."""
     given = _json_object("--options", options) | {name: value for name, value in flags.items() if value is not None}
+    if flags.get("cp_unit") is not None and given.get("cp", 1) == 1:
+        raise ConfigurationError(f"--cp-unit {flags['cp_unit']} without --cp: one rank holds all tokens; give --cp too")
     names = [name.strip() for name in transport.split(",") if name.strip()]
     return {**given, "manager_options": {"transports": names, **given.get("manager_options", {})}}
 

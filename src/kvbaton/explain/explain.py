@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvbaton.errors import HandshakeError, LayoutMismatch
+from kvbaton.errors import ConfigurationError, HandshakeError, LayoutMismatch
 from kvbaton.explain import ranks, result
 from kvbaton.explain.casts import Casts
 from kvbaton.explain.request import Request
@@ -19,6 +19,11 @@ from kvbaton.protocol.handshake import common_transports
 from kvbaton.topology import Topology, lay_out
 from kvbaton.transport import Capabilities
 from kvbaton.transport.executor import choose_executor
+
+MAX_PAIRS = 1 << 14
+"""Pairs of ranks that can be explained."""
+MAX_TENSORS = 1 << 22
+"""Tensors of all destinations together, counted once for each source."""
 
 
 class Ranks(NamedTuple):
@@ -77,9 +82,19 @@ def explain_ranks(
     cast: bool = False,
     timed: bool = False,
 ) -> result.Explanation:
-    """As `explain`, for layouts that were made in another way; all must have passed `check_layout`."""
+    """As `explain`, for layouts that were made in another way; all must have passed `check_layout`.
+
+    Raises `ConfigurationError` for more of them than can be explained, and for an unknown transport.
+    """
     for name in (*source.transports, *destination.transports):
         capabilities_of(name)
+    check_pairs(len(source.layouts), len(destination.layouts))
+    tensors = sum(len(component.tensors) for layout in destination.layouts for component in layout.components)
+    if len(source.layouts) * tensors > MAX_TENSORS:
+        raise ConfigurationError(
+            f"{len(source.layouts)} sources times {tensors} tensors of the destinations are more than "
+            f"the {MAX_TENSORS} that can be explained; choose fewer ranks or layers"
+        )
     found = _Found()
     transport = ""
     try:
@@ -113,6 +128,15 @@ def explain_ranks(
         planner=_times(found.clock) if timed else None,
         cast=cast,
     )
+
+
+def check_pairs(sources: int, destinations: int) -> None:
+    """Raise `ConfigurationError` for more pairs of ranks than can be explained."""
+    if sources * destinations > MAX_PAIRS:
+        raise ConfigurationError(
+            f"{sources} sources and {destinations} destinations are {sources * destinations} pairs of ranks, at most "
+            f"{MAX_PAIRS} can be explained; choose smaller sizes in the same proportion"
+        )
 
 
 def _destination(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvbaton.errors import ConfigurationError
-from kvbaton.explain.explain import Ranks, explain_ranks, side_of
+from kvbaton.explain.explain import Ranks, check_pairs, explain_ranks, side_of
 from kvbaton.explain.groups import pair_name
 from kvbaton.explain.html import draw_html
 from kvbaton.explain.page import view_pages
@@ -66,6 +66,7 @@ def make(source: Path, destination: Path, request: Request, *, pair: str | None 
     topologies = load_topology(source), load_topology(destination)
     if request.prefix > request.tokens:
         raise ConfigurationError(f"the prefix of {request.prefix} tokens is longer than the {request.tokens} tokens")
+    check_pairs(topologies[0].ranks, topologies[1].ranks)
     sides = [side_of(topology, request) for topology in topologies]
     rules = {"striped": topologies[1].striped, "cast": topologies[1].cast}
     made = explain_ranks(sides[0], sides[1], request, **rules, timed=timed)
@@ -83,8 +84,8 @@ def write(path: Path, text: str) -> None:
 
 def _pair(words: str, explanation: Explanation) -> tuple[int, int]:
     known = [(pair.source, pair.destination) for pair in explanation.pairs]
-    numbers = [int(number) if number.isdecimal() else -1 for number in words.split(":")]
-    if len(numbers) == 2 and (numbers[0], numbers[1]) in known:
-        return numbers[0], numbers[1]
+    named = {f"{source}:{destination}": (source, destination) for source, destination in known}
+    if words in named:
+        return named[words]
     listed = ", ".join(f"{source}:{destination}" for source, destination in known[:8])
-    raise ConfigurationError(f"--pair {words}: no such pair moves anything; those that do: {listed or 'none'}")
+    raise ConfigurationError(f"--pair {words[:40]}: no such pair moves anything; those that do: {listed or 'none'}")

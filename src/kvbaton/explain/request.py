@@ -37,7 +37,9 @@ class Request:
             return Pages(self._rows(1, component, side), 0)
         owned = layout.owned_of(component)
         if kind.ring:
-            count = math.ceil((kind.window or kind.tail or owned.local_count(last)) / size)
+            # A ring that is longer than the request is used from its first row on.
+            held = max(owned.local_count(last), 1)
+            count = -(-min(kind.window or kind.tail or held, held) // size)
             return Pages(self._rows(count, component, side), 0)
         begin, end = owned.local_count(first) // size, math.ceil(owned.local_count(last) / size)
         return Pages(self._rows(max(end - begin, 0), component, side), begin * size)

@@ -35,7 +35,9 @@ def shard(total: int, rank: int, size: int, *, what: str = "axis") -> Span:
     ``what`` names the component and axis in the `ShardError` that a ``total`` raises which ``size`` does not divide.
     """
     if total % size:
-        raise ShardError(f"{what}: {total} does not divide over {size} ranks; choose a size that divides {total}")
+        raise ShardError(
+            f"{what}: {total} does not divide over {size} ranks; choose a number of ranks that divides {total}"
+        )
     return rank * (total // size), total // size
 
 
@@ -64,7 +66,8 @@ def replicated_spans(heads: int, rank: int, size: int, *, what: str = "axis") ->
         return (shard(heads, rank, size, what=what),)
     if size % heads:
         raise ShardError(
-            f"{what}: {heads} heads cannot be spread evenly over {size} ranks; choose a multiple of {heads}"
+            f"{what}: {heads} heads cannot be spread evenly over {size} ranks; choose a number of ranks that divides "
+            f"{heads} or is a multiple of it"
         )
     return ((rank * heads // size, 1),)
 

@@ -19,7 +19,8 @@ def checked_rows(rows: object, where: str) -> Int64s:
     if array.size == 0 and array.ndim <= 1:
         return np.empty(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise RowsError(f"{where}: rows must be a flat list of integers, not {array.ndim} dimensions of {array.dtype}")
+        given = f"of type {array.dtype}" if array.ndim == 1 else f"an array of {array.ndim} dimensions"
+        raise RowsError(f"{where}: rows must be a flat list of integers, but are {given}")
     return array.astype(np.int64, copy=False)
 
 

@@ -72,6 +72,8 @@ class Manager:
             raise ConfigurationError(f"role {role!r} is neither 'prefill' nor 'decode'")
         if role == "prefill" and registry is None:
             raise ConfigurationError("a prefill rank needs a registry to be found by decode ranks: pass registry=")
+        if settings is not None and not isinstance(settings, Settings):
+            raise ConfigurationError(f"settings is of type {type(settings).__name__}; pass a kvbaton.Settings(...)")
         _check_regions(regions)
         check_layout(layout, [region.nbytes for region in regions])
         if (destination_index is None) != (destinations is None):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvbaton.errors import RowsError
 from kvbaton.layout import Component, Ownership, RankLayout
 from kvbaton.plan import Pages
+from kvbaton.plan.units import checked_rows
 from kvbaton.protocol.messages import MAX_TOKENS
 
 RowsLike = Union[Pages, Sequence[int], "npt.NDArray[np.integer]"]
@@ -50,19 +51,8 @@ def to_pages(layout: RankLayout, component: Component, rows: RowsLike, tokens: t
 
 
 def _int64(component: Component, rows: object, side: str) -> npt.NDArray[np.int64]:
-    try:
-        array = np.asarray(rows)
-    except ValueError as error:
-        raise RowsError(f"{side}: component {component.name}: rows must be a flat list of integers: {error}") from None
-    if array.size == 0:
-        return np.empty(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise RowsError(
-            f"{side}: component {component.name}: rows must be a flat list of integers, not {array.ndim} dimensions "
-            f"of {array.dtype}"
-        )
     # A copy: the engine may reuse its array as soon as the call returns.
-    return array.astype(np.int64, copy=True)
+    return np.array(checked_rows(rows, f"{side}: component {component.name}"), np.int64)
 
 
 def _check_registered(component: Component, rows: npt.NDArray[np.int64], side: str) -> None:

@@ -183,9 +183,7 @@ def _serve(
                 "manager_options": {"bind": host, **(options or {}).get("manager_options", {})},
             }
     stop_with_parent()
-    if not Path(model).exists() and (model.startswith((".", "/")) or model.count("/") != 1):
-        # Transformers would ask a model hub for it, for a long time.
-        raise ConfigurationError(f"the model {model} is no folder here, and no name of the form owner/name")
+    _check_model(model)
     # What takes long comes last: an address in use or a model without files is told at once.
     with bind(host, port) as listener:
         tokenizer: Tokenizer | None = load_tokenizer(model)
@@ -205,6 +203,19 @@ def _serve(
                     run_server(app, listener, drain_seconds)
             finally:
                 engine.close()
+
+
+def _check_model(model: str) -> None:
+    """Raise `ConfigurationError` for a path that is not there: Transformers would ask a model hub for it, for long."""
+    path = Path(model)
+    if path.exists():
+        return
+    if model.startswith((".", "/")) or model.count("/") != 1:
+        raise ConfigurationError(f"the model {model} is no folder here, and no name of the form owner/name")
+    if path.parent.is_dir():
+        raise ConfigurationError(
+            f"the model {model} is not there, but the folder {path.parent.resolve()} is: see which models it has"
+        )
 
 
 @contextlib.contextmanager

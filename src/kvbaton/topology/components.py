@@ -9,6 +9,7 @@ from kvbaton.layout import AUX, DTYPE_BYTES, PAGED, SLOT, TOKEN, Kind, compresse
 from kvbaton.topology.convert import convert
 from kvbaton.topology.layers import parse_layers
 from kvbaton.topology.model import AxisModel, Block, ComponentModel, Model, TensorModel, evenly, heads
+from kvbaton.topology.parse import shown
 from kvbaton.topology.spec import AxisSpec, BlockSpec, ComponentSpec, KindSpec, ModelSpec, TensorSpec
 
 KINDS = ("paged", "slot", "aux", "window", "ring", "tail", "compressed")
@@ -41,7 +42,7 @@ def read_component(name: str, value: object, layers: int, where: str) -> Compone
 def check_dtype(dtype: str, where: str) -> None:
     """Raise `ConfigurationError` for a name that is no dtype."""
     if dtype not in DTYPE_BYTES:
-        raise ConfigurationError(f"{where}: {dtype!r} is no dtype (known: {', '.join(DTYPE_BYTES)})")
+        raise ConfigurationError(f"{where}: {shown(dtype)} is no dtype (known: {', '.join(DTYPE_BYTES)})")
 
 
 def _kind(spec: ComponentSpec, where: str) -> Kind:
@@ -59,7 +60,7 @@ def _kind(spec: ComponentSpec, where: str) -> Kind:
     }
     plain = {"paged": PAGED, "slot": SLOT, "aux": AUX}
     if name not in KINDS:
-        raise ConfigurationError(f"{where}.kind: {name!r} is no kind (known: {', '.join(KINDS)})")
+        raise ConfigurationError(f"{where}.kind: {shown(name)} is no kind (known: {', '.join(KINDS)})")
     needed = makers[name][0] if name in makers else ""
     if given != [needed] * bool(needed):
         raise ConfigurationError(
@@ -106,7 +107,7 @@ def _tensors(spec: ComponentSpec, where: str) -> tuple[tuple[TensorModel, ...], 
         raise ConfigurationError(f"{where}: heads needs head_dim (keys and values) or shape (a recurrent state)")
     if spec.shape is not None:
         if len(spec.shape) != 2:
-            raise ConfigurationError(f"{where}.shape: {spec.shape} has {len(spec.shape)} numbers, not rows and columns")
+            raise ConfigurationError(f"{where}.shape: {shown(spec.shape)} is not two numbers, rows and columns")
         matrix = (AxisModel("row", spec.shape[0]), AxisModel("column", spec.shape[1]))
         return (TensorModel("recurrent", (evenly(spec.heads), *matrix), spec.dtype),), SLOT
     dims = {"key": spec.head_dim or 0, "value": spec.value_dim or spec.head_dim or 0}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvbaton.errors import ConfigurationError
 from kvbaton.layout import PAGED, SLOT, Kind, compressed, tail, window
+from kvbaton.layout.check import MAX_BYTES, MAX_PAGE_SIZE, MAX_TENSORS
 from kvbaton.topology.components import check_dtype, key_value
 from kvbaton.topology.model import AxisModel, Block, ComponentModel, Model, TensorModel, evenly
+from kvbaton.topology.parse import shown
 
 LAYER_TYPES: dict[str, tuple[str, ...]] = {
     "full_attention": ("full",),
@@ -39,12 +41,14 @@ def read_config(config: Mapping[str, Any], title: str) -> Model:
     """
     inner = config.get("text_config")
     fields = _Fields({**config, **inner} if isinstance(inner, Mapping) else config, title)
-    count = fields.number("num_hidden_layers")
+    count = fields.number("num_hidden_layers", most=MAX_TENSORS)
     kept: dict[str, list[int]] = {}
     for layer, layer_type in enumerate(_layer_types(fields, count)):
         if layer_type not in LAYER_TYPES:
             known = ", ".join(LAYER_TYPES)
-            raise ConfigurationError(f"{title}: layer {layer} is of type {layer_type!r}, which is not known ({known})")
+            raise ConfigurationError(
+                f"{title}: layer {layer} is of type {shown(layer_type)}, which is not known ({known})"
+            )
         for what in LAYER_TYPES[layer_type]:
             kept.setdefault(what, []).append(layer)
     dtype = str(fields.get("dtype", fields.get("torch_dtype", "bfloat16")) or "bfloat16")
@@ -64,23 +68,41 @@ class _Fields:
     def get(self, name: str, default: Any = None) -> Any:
         return self._values.get(name, default)
 
-    def number(self, *names: str, default: int | None = None) -> int:
+    def number(self, *names: str, default: int | None = None, least: int = 1, most: int = MAX_BYTES) -> int:
+        """The first of ``names`` that the config has; raises `ConfigurationError` where it is no such number."""
         for name in names:
             value = self._values.get(name)
-            if type(value) is int and value > 0:
+            if type(value) is int and least <= value <= most:
                 return value
             if value is not None and value != "auto":
-                raise ConfigurationError(f"{self.title}: {name} is {value!r}, not a positive number")
+                raise ConfigurationError(
+                    f"{self.title}: {name} is {shown(value)}, not a {'positive ' * (least == 1)}number up to {most}"
+                )
         if default is None:
             raise ConfigurationError(f"{self.title}: has no {' or '.join(names)}, which its layers need")
         return default
 
+    def listed(self, name: str) -> Sequence[Any]:
+        """A list; empty where the config has none. Raises `ConfigurationError` for something else."""
+        return self._of(name, list | tuple, "list") or []
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """A mapping; empty where the config has none. Raises `ConfigurationError` for something else."""
+        return self._of(name, Mapping, "mapping") or {}
+
+    def _of(self, name: str, kind: Any, what: str) -> Any:
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise ConfigurationError(f"{self.title}: {name} is {shown(value)}, not a {what}")
+        return value
+
 
 def _layer_types(fields: _Fields, count: int) -> list[str]:
-    listed = fields.get("layer_types") or fields.get("layers_block_type")
-    if isinstance(pattern := fields.get("hybrid_override_pattern"), str):
-        listed = [_LETTERS.get(letter, letter) for letter in pattern]
-    if listed is not None:
+    listed = fields.listed("layer_types") or fields.listed("layers_block_type")
+    pattern = fields.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        listed = [_LETTERS.get(letter, letter) for letter in pattern[: count + 1]]
+    if listed:
         if len(listed) != count:
             raise ConfigurationError(
                 f"{fields.title}: lists the types of {len(listed)} layers, but num_hidden_layers is {count}"
@@ -92,13 +114,16 @@ def _layer_types(fields: _Fields, count: int) -> list[str]:
         return ["full_attention" if (layer + 1) % every == 0 else "linear_attention" for layer in range(count)]
     if model_type == "falcon_h1":
         return ["hybrid"] * count
-    if isinstance(indices := fields.get("attn_layer_indices"), list):
-        return ["attention" if layer in indices else "mamba" for layer in range(count)]
+    if fields.get("attn_layer_indices") is not None:
+        own = {layer for layer in fields.listed("attn_layer_indices") if isinstance(layer, int)}
+        return ["attention" if layer in own else "mamba" for layer in range(count)]
     if model_type.startswith("mamba"):
         return ["mamba"] * count
     if fields.get("sliding_window") and fields.get("use_sliding_window", True):
         every = fields.number("sliding_window_pattern", default=_PATTERNS.get(model_type, count + 1))
-        first = fields.get("max_window_layers", 0) if fields.get("use_sliding_window") else 0
+        first = 0
+        if fields.get("use_sliding_window"):
+            first = fields.number("max_window_layers", default=0, least=0)
         return [
             "full_attention" if (layer + 1) % every == 0 or layer < first else "sliding_attention"
             for layer in range(count)
@@ -126,7 +151,7 @@ def _full(fields: _Fields, layers: tuple[int, ...]) -> Iterator[ComponentModel]:
     else:
         yield _vector("latent", PAGED, layers, fields.number("kv_lora_rank") + fields.number("qk_rope_head_dim"))
     if fields.get("index_topk"):
-        shared = fields.get("indexer_types") or []
+        shared = fields.listed("indexer_types")
         own = tuple(layer for layer in layers if layer >= len(shared) or shared[layer] != "shared")
         yield _vector("index", PAGED, own, fields.number("index_head_dim"), "index_key")
 
@@ -180,7 +205,12 @@ def _heavy(fields: _Fields, layers: tuple[int, ...]) -> Iterator[ComponentModel]
 
 
 def _rate(fields: _Fields, layer_type: str, default: int) -> int:
-    return int((fields.get("compress_rates") or {}).get(layer_type, default))
+    rate = fields.mapping("compress_rates").get(layer_type, default)
+    if type(rate) is not int or not 0 < rate <= MAX_PAGE_SIZE:
+        raise ConfigurationError(
+            f"{fields.title}: compress_rates.{layer_type} is {shown(rate)}, not a number from 1 to {MAX_PAGE_SIZE}"
+        )
+    return rate
 
 
 def _tail(name: str, ratio: int, layers: tuple[int, ...], dims: dict[str, int]) -> ComponentModel:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import re
 
 from kvbaton.errors import ConfigurationError
+from kvbaton.topology.parse import shown
 
-_RANGE = re.compile(r"(\d+)-(\d+)")
-_SLICE = re.compile(r"(\d*):(\d*)(?::(\d+))?")
+MAX_WORDS = 1 << 13
+"""Numbers, ranges and slices that may be listed."""
+
+_NUMBER = re.compile(r"\d{1,18}")
+_RANGE = re.compile(r"(\d{1,18})-(\d{1,18})")
+_SLICE = re.compile(r"(\d{0,18}):(\d{0,18})(?::(\d{1,18}))?")
 
 
 def parse_layers(value: object, count: int, where: str) -> tuple[int, ...]:
@@ -17,32 +23,35 @@ def parse_layers(value: object, count: int, where: str) -> tuple[int, ...]:
     Raises `ConfigurationError`, beginning with ``where``, for words that mean nothing and layers that do not exist.
     """
     found: set[int] = set()
-    for item in value if isinstance(value, list | tuple) else [value]:
-        for word in str(item).split(","):
-            found.update(_word(word.strip(), count, where))
-    outside = [layer for layer in sorted(found) if layer >= count]
-    if outside:
-        # YAML takes 3:48:4 without quotes for a number in base 60.
-        hint = "; a slice such as '3:48:4' must be quoted" if isinstance(value, int) else ""
-        raise ConfigurationError(
-            f"{where}: layer {outside[0]} is outside the model's {count} layers, 0 to {count - 1}{hint}"
-        )
+    words = [word for item in (value if isinstance(value, list | tuple) else [value]) for word in str(item).split(",")]
+    if len(words) > MAX_WORDS:
+        raise ConfigurationError(f"{where}: lists {len(words)} ranges of layers, at most {MAX_WORDS} can be read")
+    for word in words:
+        named = _word(word.strip(), count, where)
+        if named and named[-1] >= count:
+            # YAML takes 3:48:4 without quotes for a number in base 60.
+            hint = "; a slice such as '3:48:4' must be quoted" if isinstance(value, int) else ""
+            first = named[bisect.bisect_left(named, count)]
+            raise ConfigurationError(
+                f"{where}: layer {first} is outside the model's {count} layers, 0 to {count - 1}{hint}"
+            )
+        found.update(named)
     if not found:
-        raise ConfigurationError(f"{where}: {value!r} names no layer of {count}")
+        raise ConfigurationError(f"{where}: {shown(value)} names no layer of {count}")
     return tuple(sorted(found))
 
 
 def _word(word: str, count: int, where: str) -> range:
     if word == "all":
         return range(count)
-    if word.isdecimal():
+    if _NUMBER.fullmatch(word):
         return range(int(word), int(word) + 1)
     if (match := _RANGE.fullmatch(word)) is not None:
         return range(int(match[1]), int(match[2]) + 1)
     match = _SLICE.fullmatch(word)
     if match is not None and match[3] != "0":
         return range(int(match[1] or 0), int(match[2] or count), int(match[3] or 1))
-    raise ConfigurationError(f"{where}: {word!r} is no layers; write all, 5, 0-29, 3::4 or a list of these")
+    raise ConfigurationError(f"{where}: {shown(word)} is no layers; write all, 5, 0-29, 3::4 or a list of these")
 
 
 def show_layers(layers: tuple[int, ...]) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kvbaton.errors import LayoutError
+from kvbaton.errors import ConfigurationError, LayoutError
 from kvbaton.layout import (
     Component,
     Coords,
@@ -22,10 +22,13 @@ from kvbaton.layout import (
     whole,
 )
 from kvbaton.layout.build import Placement
+from kvbaton.layout.check import MAX_COMPONENTS, MAX_TENSORS
 from kvbaton.topology.model import ComponentModel, Model
 
 SLOTS = 8
 """Rows of a component whose rows are those of a request."""
+MAX_SIDE_TENSORS = 1 << 17
+"""Tensors that all ranks of a side may have together."""
 
 
 class Layouting(NamedTuple):
@@ -64,33 +67,68 @@ class Topology(NamedTuple):
     transports: tuple[str, ...]
     cast: bool = False
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks a data-parallel replica has."""
+        return self.tp * len(self.stages) * (1 if self.cp_inside_tp else self.cp)
+
 
 def lay_out(topology: Topology, tokens: int) -> list[RankLayout]:
     """The layouts of the ranks of one data-parallel replica, tensor parallelism fastest, then context, then pipeline.
 
     Their pools hold more than a request of ``tokens`` tokens. Every layout has passed `check_layout`. Raises
-    `ShardError` where something does not divide over the ranks, `LayoutError` where a layout does not hold together.
+    `ShardError` where something does not divide over the ranks, `LayoutError` where a layout does not hold together,
+    and `ConfigurationError` for more than `MAX_SIDE_TENSORS` tensors.
     """
     contexts = 1 if topology.cp_inside_tp else topology.cp
+    _check_size(topology)
+    held = {model.name: _by_stage(model, topology.stages) for model in topology.model.components}
     layouts: list[RankLayout] = []
     for stage, context, rank in itertools.product(range(len(topology.stages)), range(contexts), range(topology.tp)):
         place = rank % topology.cp if topology.cp_inside_tp else context
         coords = Coords((rank, topology.tp), (stage, len(topology.stages)), (place, topology.cp), (0, topology.dp))
         owned = Ownership(topology.cp_unit, topology.cp, place) if topology.cp > 1 else Ownership()
-        layout = RankLayout(_components(topology, coords, tokens), coords, owned)
+        layout = RankLayout(_components(topology, held, coords, tokens), coords, owned)
         check_layout(layout, required_bytes(layout.components))
         layouts.append(layout)
     return layouts
 
 
-def _components(topology: Topology, coords: Coords, tokens: int) -> tuple[Component, ...]:
+def _check_size(topology: Topology) -> None:
+    """Raise `ConfigurationError` for so many tensors that it would take long to make them."""
+    models = topology.model.components
+    if len(models) > MAX_COMPONENTS:
+        raise ConfigurationError(f"{topology.title}: {len(models)} components, at most {MAX_COMPONENTS} are allowed")
+    stages = len(topology.stages)
+    tensors = sum(len(model.tensors) * (stages if model.kind.aux else len(model.layers)) for model in models)
+    tensors *= topology.ranks // stages
+    if tensors > min(MAX_SIDE_TENSORS, topology.ranks * MAX_TENSORS):
+        raise ConfigurationError(
+            f"{topology.title}: {tensors} tensors on {topology.ranks} ranks, at most {MAX_SIDE_TENSORS} can be "
+            f"explained, {MAX_TENSORS} on a rank; choose fewer ranks or layers"
+        )
+
+
+def _by_stage(model: ComponentModel, stages: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """The layers of a component on each stage."""
+    if model.kind.aux:
+        return [model.layers] * len(stages)
+    stage_of = {layer: number for number, stage in enumerate(stages) for layer in stage}
+    held: list[list[int]] = [[] for _ in stages]
+    for layer in model.layers:
+        held[stage_of[layer]].append(layer)
+    return [tuple(layers) for layers in held]
+
+
+def _components(
+    topology: Topology, held: Mapping[str, Sequence[tuple[int, ...]]], coords: Coords, tokens: int
+) -> tuple[Component, ...]:
     made: list[Component] = []
     for model in topology.model.components:
         layouting = topology.layouting[model.name]
         if layouting.stage not in (None, coords.pp[0]):
             continue
-        held = topology.stages[coords.pp[0]]
-        layers = model.layers if model.kind.aux else tuple(layer for layer in model.layers if layer in held)
+        layers = held[model.name][coords.pp[0]]
         if layers:
             made.append(_component(topology, model, layouting, layers, coords, len(made), tokens))
     return tuple(made)
@@ -163,4 +201,5 @@ def _rows(kind: Kind, page_size: int, tokens: int) -> int:
     """Twice what a request of ``tokens`` tokens needs: pages that do not lie side by side have a place."""
     if not kind.has_tokens:
         return SLOTS
-    return 2 * (math.ceil(tokens / page_size) + math.ceil((kind.window + kind.tail) / page_size) + 1)
+    ring = min(kind.window + kind.tail, tokens)
+    return 2 * (math.ceil(tokens / page_size) + math.ceil(ring / page_size) + 1)

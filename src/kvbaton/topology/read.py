@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 from kvbaton.errors import ConfigurationError
 from kvbaton.layout import TOKEN
 from kvbaton.topology.components import check_dtype, read_model
-from kvbaton.topology.convert import check_names, convert
+from kvbaton.topology.convert import convert
 from kvbaton.topology.huggingface import read_config
 from kvbaton.topology.layers import parse_layers
 from kvbaton.topology.model import Model
+from kvbaton.topology.parse import check_values, parse_json, parse_yaml, printable, shown
 from kvbaton.topology.presets import PRESETS
 from kvbaton.topology.ranks import Layouting, Topology
 from kvbaton.topology.spec import ContextSpec, OverrideSpec, ScaleSpec, TopologySpec
@@ -28,16 +28,8 @@ def load_topology(path: str | Path) -> Topology:
 
     Raises `ConfigurationError`, one line that begins with the file, for what cannot be read or does not fit.
     """
-    import yaml
-
     path = Path(path)
-    try:
-        value = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: is no YAML: {' '.join(str(error).split())}") from None
-    return read_topology(value, str(path), path.parent)
+    return read_topology(parse_yaml(path), str(path), path.parent)
 
 
 def read_topology(value: object, where: str = "topology", folder: Path = Path()) -> Topology:
@@ -45,7 +37,7 @@ def read_topology(value: object, where: str = "topology", folder: Path = Path())
 
     Raises `ConfigurationError`.
     """
-    check_names(value, where)
+    check_values(value, where)
     spec = convert(value, TopologySpec, where)
     model = _model(spec.model, f"{where}: model", folder)
     if spec.dtype:
@@ -61,7 +53,7 @@ def read_topology(value: object, where: str = "topology", folder: Path = Path())
         path = f"{where}: components.{name}"
         if name not in layouting:
             has = ", ".join(layouting)
-            raise ConfigurationError(f"{where}: components: the model has no component {name!r} (it has {has})")
+            raise ConfigurationError(f"{where}: components: the model has no component {shown(name)} (it has {has})")
         has_tokens = next(entry.kind.has_tokens for entry in model.components if entry.name == name)
         override = convert(entry, OverrideSpec, path)
         layouting[name] = _override(layouting[name], override, len(stages), path)._replace(
@@ -75,7 +67,7 @@ def read_topology(value: object, where: str = "topology", folder: Path = Path())
         raise ConfigurationError(f"{where}: {ranks} ranks, at most {MAX_RANKS} can be explained")
     pages = [layouting[component.name].page_size for component in model.components if component.kind.has_tokens]
     return Topology(
-        title=spec.title or Path(where).stem,
+        title=spec.title or printable(Path(where).stem),
         model=model,
         layouting=layouting,
         tp=spec.tp,
@@ -102,18 +94,19 @@ def _model(value: str | dict[str, Any], where: str, folder: Path) -> Model:
     if value in PRESETS:
         return read_config(PRESETS[value], value)
     path = folder / value
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        raise ConfigurationError(
-            f"{where}: {value!r} is neither a config.json (or its folder) nor a preset ({', '.join(PRESETS)})"
-        )
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: is no JSON: {error}") from None
+        path = path / "config.json" if path.is_dir() else path
+        found = path.is_file()
+    except OSError as error:
+        raise ConfigurationError(f"{where}: {shown(value)}: {error.strerror or error}") from None
+    if not found:
+        raise ConfigurationError(
+            f"{where}: {shown(value)} is neither a config.json (or its folder) nor a preset ({', '.join(PRESETS)})"
+        )
+    config = parse_json(path)
     if not isinstance(config, dict):
         raise ConfigurationError(f"{path}: is no JSON object")
-    return read_config(config, str(path))
+    return read_config(config, printable(str(path)))
 
 
 def _stages(value: int | list[Any], model: Model, where: str) -> tuple[tuple[int, ...], ...]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from kvbaton.layout.build import Placement
+from kvbaton.layout.check import MAX_TENSORS
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 Order = Literal["NHD", "HND"]
@@ -86,7 +87,7 @@ class ComponentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model that is written out: the number of its layers, and its components by name."""
 
-    layers: Count
+    layers: Annotated[int, msgspec.Meta(ge=1, le=MAX_TENSORS)]
     components: dict[str, Any]
     title: str = "model"
     dtype: str = "bfloat16"
