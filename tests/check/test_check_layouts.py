@@ -112,7 +112,7 @@ def without_scales(transfer):
 def numpy_copies(name, fault):
     """The fallback of the copy kernel with a fault in it."""
     return {
-        "kvbaton.copy.implementation.kernel": fallback,
+        "kvbaton.copy.kernel": fallback,
         "kvbaton.copy.fallback.warn_once": lambda reason: None,
         f"kvbaton.copy.numbers.{name}": fault,
     }
