@@ -13,12 +13,12 @@ from kvbaton.errors import DeadlineExceeded, HandshakeError, PeerLost, RoomError
 from kvbaton.protocol.actions import Action, RoomChanged, RowsReleased, Send, SendDone, StartWrite
 from kvbaton.protocol.core import Core
 from kvbaton.protocol.deadlines import Deadlines
+from kvbaton.protocol.early_ends import EarlyEnds
 from kvbaton.protocol.failures import Failure
 from kvbaton.protocol.messages import Abort, AbortAck, Message, Offer, Ping, Pong
 from kvbaton.protocol.parking import Parking
 from kvbaton.protocol.prefill_peer import PrefillPeer
-from kvbaton.protocol.prefill_room import Destination, EndedEarly, Finish, PrefillRoom, Submission, check_ranges, merge
-from kvbaton.protocol.recent import Recent
+from kvbaton.protocol.prefill_room import Destination, Finish, PrefillRoom, Submission, check_ranges, merge
 from kvbaton.protocol.shares import PeerShare, find_fault, needed
 from kvbaton.protocol.status import Status
 
@@ -31,9 +31,7 @@ class PrefillCore(Core[PrefillRoom]):
         self._peers: dict[str, PrefillPeer] = {}
         self._tickets: dict[int, tuple[PrefillRoom, Destination]] = {}
         self._parking = Parking(self._deadlines)
-        self._ended: Recent[EndedEarly] = Recent(self._deadlines.recent_seconds)
-        self._withdrawn: Recent[Failure] = Recent(self._deadlines.recent_seconds)
-        """Rooms that will not be offered, and are not open yet."""
+        self._early = EarlyEnds(self._deadlines.recent_seconds)
         self._numbers = itertools.count(1)
 
     # Peers.
@@ -72,7 +70,7 @@ class PrefillCore(Core[PrefillRoom]):
         failure = Failure.named(abort.error, f"a decode rank did not pass the handshake: {abort.reason}")
         room = self._rooms.get(abort.room)
         if room is None:
-            self._withdrawn.put(abort.room, failure, now)
+            self._early.withdraw(abort.room, failure, now)
             return []
         return self._ignore("Abort of a rank that did not join") if room.all_offered else self._fail(room, failure)
 
@@ -86,9 +84,8 @@ class PrefillCore(Core[PrefillRoom]):
         state = PrefillRoom(room, opened=now, progress=now)
         self._rooms[room] = state
         self._timers.set(state, now + self._deadlines.offer_wait)
-        self._ended.take(room, now)
         actions: list[Action] = []
-        withdrawn = self._withdrawn.take(room, now)
+        withdrawn = self._early.begin(room, now)
         if withdrawn is not None:
             actions += self._fail(state, withdrawn)
         for parked in self._parking.take(room):
@@ -99,7 +96,7 @@ class PrefillCore(Core[PrefillRoom]):
         """The engine gave a room up before it was opened here: Offers that came, or will come, are refused."""
         failure = Failure(TransferAborted, reason)
         parked = self._parking.take(room)
-        self._ended.put(room, EndedEarly(failure, {each.peer for each in parked}), now)
+        self._early.end(room, failure, [each.peer for each in parked], now)
         return [action for each in parked for action in self._refuse(each.peer, each.offer, failure)]
 
     def submit(self, room: int, handle: int, ranges: Mapping[str, tuple[int, int]], now: float) -> list[Action]:
@@ -159,7 +156,7 @@ class PrefillCore(Core[PrefillRoom]):
         actions = self._fail(state, Failure(TransferAborted, "the sender was closed before the room had ended"))
         state.closed = True
         if state.failure is not None and not state.all_offered:
-            self._ended.put(room, EndedEarly(state.failure, {*state.destinations, *state.withdrawn}), now)
+            self._early.end(room, state.failure, {*state.destinations, *state.withdrawn}, now)
         self._forget_if_over(state)
         return actions
 
@@ -187,7 +184,7 @@ class PrefillCore(Core[PrefillRoom]):
             "tickets": len(self._tickets),
             "timers": len(self._timers),
             "parked": len(self._parking),
-            "remembered": len(self._ended) + len(self._withdrawn),
+            "remembered": len(self._early),
             "epochs": sum(peer.pending_epochs for peer in self._peers.values()),
             "rooms_of_peers": sum(len(peer.rooms) for peer in self._peers.values()),
         }
@@ -232,8 +229,7 @@ class PrefillCore(Core[PrefillRoom]):
     def tick(self, now: float) -> list[Action]:
         """Let time pass: fail what has lasted too long."""
         actions: list[Action] = []
-        self._ended.expire(now)
-        self._withdrawn.expire(now)
+        self._early.expire(now)
         for room in self._timers.due(now):
             when, failure = room.deadline(self._deadlines)
             if when > now:
@@ -276,10 +272,9 @@ class PrefillCore(Core[PrefillRoom]):
             self.unexpected["malformed Offer"] += 1
             return self._reject(peer, offer, fault)
         room = self._rooms.get(offer.room)
-        ended = self._ended.get(offer.room, now) if room is None or room.closed else None
-        if ended is not None and peer not in ended.peers:
-            ended.peers.add(peer)
-            return self._refuse(peer, offer, ended.failure)
+        late = self._early.refusal(offer.room, peer, now) if room is None or room.closed else None
+        if late is not None:
+            return self._refuse(peer, offer, late)
         if room is None or room.is_over_for(peer, offer.epoch):
             refusal = self._parking.put(peer, offer, now)
             return self._refuse(peer, offer, Failure(TransferFailed, refusal)) if refusal else []
@@ -375,9 +370,7 @@ class PrefillCore(Core[PrefillRoom]):
     def _on_abort(self, peer: str, state: PrefillPeer, abort: Abort, now: float) -> list[Action]:
         ack = AbortAck(abort.room, abort.epoch, state.share.part, drained=True)
         failure = Failure.named(abort.error, f"decode rank {state.share.destination_index}: {abort.reason}")
-        ended = self._ended.get(abort.room, now)
-        if ended is not None:
-            ended.peers.add(peer)
+        has_ended = self._early.gave_up(abort.room, peer, now)
         room = self._rooms.get(abort.room)
         destination = room.destinations.get(peer) if room else None
         if abort.epoch in state.seen:
@@ -385,7 +378,7 @@ class PrefillCore(Core[PrefillRoom]):
             if parked is not None and parked.epoch == abort.epoch:
                 self._parking.remove(abort.room, peer)
                 if room is None:
-                    self._withdrawn.put(abort.room, failure, now)
+                    self._early.withdraw(abort.room, failure, now)
             if room is None or destination is None or destination.offer.epoch != abort.epoch:
                 return [Send(peer, ack)]
             actions = self._fail(room, failure, heard_by=peer)
@@ -398,8 +391,8 @@ class PrefillCore(Core[PrefillRoom]):
         else:
             state.seen.add(abort.epoch)
         actions = []
-        if room is None and ended is None and not abort.offered:
-            self._withdrawn.put(abort.room, failure, now)
+        if room is None and not has_ended and not abort.offered:
+            self._early.withdraw(abort.room, failure, now)
         if room is not None and destination is None and room.waits_for(state.share):
             room.withdrawn.add(peer)
             actions = self._fail(room, failure)

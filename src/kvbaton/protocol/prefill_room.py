@@ -83,15 +83,6 @@ class Destination:
         return Done(self.offer.room, self.offer.epoch, self.share.part, self.chunks, dict(self.moved))
 
 
-@dataclass(frozen=True)
-class EndedEarly:
-    """A closed room that failed before all had offered: an Offer that was on its way comes too late."""
-
-    failure: Failure
-    peers: set[str]
-    """Those that offered or gave up: another Offer of theirs is for a later life of the number."""
-
-
 @dataclass(eq=False)
 class PrefillRoom:
     """The state of one room. It is its own key in tables: two lives of a room number are two objects."""
