@@ -169,8 +169,9 @@ class _TensorLike(Protocol):
 class Region(NamedTuple):
     """``nbytes`` bytes from ``address``, to be registered. Its index in the registered list is `Tensor.region`.
 
-    ``kind`` is "host" or "cuda". ``shared`` is the `SharedMemory` that holds it, if one does (the region may be a part
-    of it). ``owner`` is whatever must stay alive as long as the region.
+    ``kind`` is "host" or "cuda", ``device`` the number of the device where it is not "host". ``shared`` is the
+    `SharedMemory` that holds it, if one does (the region may be a part of it). ``owner`` is whatever must stay alive as
+    long as the region.
     """
 
     address: int
@@ -178,6 +179,7 @@ class Region(NamedTuple):
     kind: str = "host"
     shared: SharedMemory | None = None
     owner: object = None
+    device: int = 0
 
     @classmethod
     def of(cls, memory: SharedMemory | npt.NDArray[Any] | _TensorLike) -> Region:
@@ -196,9 +198,10 @@ class Region(NamedTuple):
         if isinstance(memory, _TensorLike):
             if not memory.is_contiguous():
                 raise ValueError("a region needs a contiguous tensor; register the whole buffer instead of a view")
-            device = str(getattr(memory, "device", "cpu")).partition(":")[0]
-            kind = "host" if device == "cpu" else device
-            return cls(memory.data_ptr(), memory.numel() * memory.element_size(), kind, None, memory)
+            kind, _, number = str(getattr(memory, "device", "cpu")).partition(":")
+            nbytes = memory.numel() * memory.element_size()
+            kind = "host" if kind == "cpu" else kind
+            return cls(memory.data_ptr(), nbytes, kind, None, memory, int(number or 0))
         raise TypeError(
             f"a region is made of SharedMemory, a numpy array or a torch tensor, not {type(memory).__name__}"
         )
