@@ -7,6 +7,7 @@ from kvbaton.plan.boxes import Cast
 
 Int64s = npt.NDArray[np.int64]
 
+def extent(numbers: Int64s, /) -> tuple[int, int]: ...
 def check(shape: Int64s, side: Int64s, units: Int64s, region_bytes: Int64s, /) -> int: ...
 def copy(
     shape: Int64s,
