@@ -5,6 +5,7 @@
  */
 #include "_arguments.h"
 #include "_bounds.h"
+#include "_pool_type.h"
 #include "_vectors.h"
 #include "_walk.h"
 
@@ -223,5 +224,8 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__kernel(void)
 {
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module && add_pool_type(module) < 0)
+        Py_CLEAR(module);
+    return module;
 }

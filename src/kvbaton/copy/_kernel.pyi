@@ -1,9 +1,10 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvbaton.plan.boxes import Cast
+from kvbaton.plan.boxes import Cast, Transfer
 
 Int64s = npt.NDArray[np.int64]
 
@@ -43,3 +44,14 @@ def send(
 def receive(
     descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, begin: int, end: int, /
 ) -> int: ...
+
+class Pool:
+    def __new__(cls, workers: int, name: str, chunk: int, least_chunk: int, /) -> Pool: ...
+    def attach(self, bases: Int64s, descriptor: int, dead: str, /) -> object: ...
+    def submit(
+        self, peer: object, ticket: int, transfers: Sequence[Transfer], source_bases: Int64s, at_once: int, /
+    ) -> str | None: ...
+    def drain(self) -> list[tuple[int, str]]: ...
+    def forget(self, peer: object, reason: str, /) -> None: ...
+    def wake_by(self, descriptor: int, /) -> None: ...
+    def close(self, reason: str, /) -> None: ...

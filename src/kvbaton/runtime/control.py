@@ -98,6 +98,11 @@ class ControlPlane:
         self._wake.set()
 
     @property
+    def waker(self) -> Wake:
+        """What transports wake the control thread by."""
+        return self._wake
+
+    @property
     def on_control_thread(self) -> bool:
         """Whether the caller is the control thread."""
         return threading.current_thread() is self._thread

@@ -103,7 +103,7 @@ class Manager:
                 transport.close()
             raise
         for transport in self._transports.values():
-            transport.set_waker(self._control.wake)
+            transport.set_waker(self._control.waker)
         self._context = Context(
             instance=self.instance,
             model=model,

@@ -33,6 +33,10 @@ class Wake:
                 self._is_set = True
                 _eventfd_write(self.descriptor, 1)
 
+    def __call__(self) -> None:
+        """As `set`: it is a waker for transports, and those whose threads are not Python's use its descriptor."""
+        self.set()
+
     def clear(self) -> None:
         """Make it unreadable, until it is set again. By the thread that polls."""
         with self._lock:
