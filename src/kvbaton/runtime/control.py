@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 CLOSE_LINGER_MILLISECONDS = 500
 """How long closing waits for the last frames to leave: they tell peers why their rooms failed."""
-COMMANDS_PER_TURN = 64
+COMMANDS_PER_TURN = 16
 """Posted commands that run before frames and finished writes get their turn."""
 FAULT_PAUSE = 0.1
 """Seconds until timers are tried again that failed with an error of our own."""

@@ -105,9 +105,10 @@ class Side(ABC, Generic[Entry]):
 
     def on_turn(self, now: float) -> float | None:
         """Let time pass, and send what this turn had to say; returns when the next turn is due at the latest."""
-        deadline = self._let_pass(now)
-        self.context.outbox.flush()
-        return deadline
+        try:
+            return self._let_pass(now)
+        finally:
+            self.context.outbox.flush()
 
     def stop_looking(self) -> None:
         """Drop what is not a room's any more: the manager closes."""
