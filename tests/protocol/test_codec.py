@@ -130,7 +130,9 @@ def test_a_message_that_is_too_long_is_not_sent():
 
 @pytest.mark.parametrize("marker", [b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"])
 @pytest.mark.parametrize("claimed", [1 << 20, 1 << 27, (1 << 32) - 1])
-@pytest.mark.parametrize("before", [b"", b"\x81", b"\x82\xa4type\xa5hello\xa7sources", b"\x82\xa4type\xa4done\xa5bytes"])
+@pytest.mark.parametrize(
+    "before", [b"", b"\x81", b"\x82\xa4type\xa5hello\xa7sources", b"\x82\xa4type\xa4done\xa5bytes"]
+)
 def test_a_huge_claim_takes_no_memory(marker, claimed, before):
     frame = head(before + marker + struct.pack(">I", claimed))
     tracemalloc.start()

@@ -53,6 +53,8 @@ def check_write(
         except RowsError as error:
             raise TransportError(f"the write is outside the regions of peer {peer}: {error}") from error
         if nbytes:
-            units = (each.copy() if keep or not each.flags.carray else each for each in (source_units, destination_units))
+            units = (
+                each.copy() if keep or not each.flags.carray else each for each in (source_units, destination_units)
+            )
             checked.append(Transfer(boxes.pick(), *units))
     return checked
