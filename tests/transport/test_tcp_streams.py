@@ -77,7 +77,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_byte_lands_where_it_belongs(case, streams, monkeypatch):
     """Small frames, so that all streams get some."""
-    monkeypatch.setattr(wire, "LEAST_FRAME", 1 << 15)
+    monkeypatch.setattr(tcp_wire, "LEAST_FRAME", 1 << 15)
     transfer = CASES[case]
     side = transfer.boxes.source
     nbytes = int(side[0, 2]) * len(transfer.source_units)
