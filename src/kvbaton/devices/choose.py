@@ -36,8 +36,9 @@ def choose(nics: Sequence[Nic], *, gpu: Gpu | None = None, nodes: Sequence[int] 
     """
     active = [nic for nic in nics if nic.active]
     if not active:
-        found = f": found are {listed(nics)}" if nics else ", and no device at all"
-        return Choice((), f"no InfiniBand or RoCE device has an active port{found}")
+        if not nics:
+            return Choice((), "this machine has no InfiniBand or RoCE device")
+        return Choice((), f"no InfiniBand or RoCE device has an active port; found are {listed(nics)}")
     if gpu is not None:
         return _nearest(active, gpu)
     local = [nic for nic in active if nic.pci.numa_node in nodes]

@@ -56,6 +56,14 @@ class Devices:
             "; ".join(dict.fromkeys(choice.why for choice in choices)),
         )
 
+    def choose_for_gpus(self, options: Mapping[str, str] | None = None) -> dict[str, Choice]:
+        """The choice for host memory and for that of each GPU, by what it is for. Raises as `choose`."""
+        text, source = wanted_devices(options or {}, os.environ)
+        if text.strip():
+            return {"all memory": choose_by_name(self.nics, text, source)}
+        choices = {"host memory": choose(self.nics, nodes=self.nodes)}
+        return choices | {f"{gpu.vendor} GPU {gpu.index}": choose(self.nics, gpu=gpu) for gpu in self.gpus}
+
     def gpu_of_torch(self, number: int) -> Gpu | None:
         """The GPU that torch calls ``cuda:number``; None where it is not known.
 

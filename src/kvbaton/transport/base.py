@@ -39,6 +39,10 @@ class Capabilities(NamedTuple):
     """The destination region must be a `SharedMemory`."""
     one_sided: bool = False
     """It can write each piece by itself, without the peer's help, at a cost for each."""
+    hardware: bool = False
+    """Network cards carry the bytes, not sockets of the operating system."""
+    cross_process: bool = True
+    """Works between processes."""
 
 
 class Completion(NamedTuple):
