@@ -32,6 +32,8 @@ class Context:
     regions: tuple[Region, ...]
     transports: Mapping[str, Transport]
     """In order of preference."""
+    left_out: Mapping[str, str]
+    """Why other transports are not used here, by name."""
     control: ControlPlane
     settings: Settings
     executor: ThreadPoolExecutor

@@ -63,6 +63,10 @@ class RemotePeer(abc.ABC):
         """Whether it can still be written to; once False, only a new `Transport.connect` helps."""
         return True
 
+    def reaches(self, region: int) -> bool:
+        """Whether writes can go into that region of the peer: it may be registered, and of a kind that cannot be."""
+        return True
+
 
 class Transport(abc.ABC):
     """Moves bytes between registered regions of two processes."""

@@ -45,6 +45,10 @@ class MappedPeer(RemotePeer):
         self.jobs: set[Job] = set()
         self.released = False
 
+    def reaches(self, region: int) -> bool:
+        """As `RemotePeer.reaches`: not where it could not be mapped."""
+        return region < len(self.nbytes) and bool(self.nbytes[region])
+
     def enter(self) -> str:
         """Before each chunk: empty if the peer's memory may be touched until `leave`, otherwise why not."""
         return ""

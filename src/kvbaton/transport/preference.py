@@ -21,9 +21,7 @@ def preference(capabilities: Capabilities) -> Preference:
         return Preference(0, "the peer's memory is addressed directly")
     if capabilities.hardware:
         return Preference(1, "network cards carry the bytes")
-    if not capabilities.one_sided:
-        return Preference(2, "a stream over sockets")
-    return Preference(3, "a fabric without a network card of its own")
+    return Preference(2, "sockets of the operating system carry the bytes")
 
 
 def best_first(transports: Iterable[Transport]) -> list[Transport]:
