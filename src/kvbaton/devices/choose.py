@@ -20,6 +20,8 @@ class Choice:
 
     devices: tuple[str, ...]
     why: str
+    ports: tuple[str, ...] = ()
+    """The active ports of the devices: "mlx5_0:1"."""
 
 
 def wanted_devices(options: Mapping[str, str], environment: Mapping[str, str]) -> tuple[str, str]:
@@ -66,7 +68,9 @@ def choose_by_name(nics: Sequence[Nic], text: str, source: str) -> Choice:
             raise ConfigurationError(f"{source} names {what}, which has no active port; found are {listed(nics)}")
     if not names:
         raise ConfigurationError(f"{source} is {text!r}, which names no device; found are {listed(nics)}")
-    return Choice(tuple(dict.fromkeys(names)), f"{source} says so")
+    names = list(dict.fromkeys(names))
+    chosen = [name if ":" in name else port for name in names for port in _ports(known[name.partition(":")[0]])]
+    return Choice(tuple(names), f"{source} says so", tuple(dict.fromkeys(chosen)))
 
 
 def listed(nics: Sequence[Nic]) -> str:
@@ -89,4 +93,9 @@ def _fastest(nics: Sequence[Nic], why: str) -> Choice:
     rate = max(nic.gbits for nic in nics)
     chosen = tuple(nic.name for nic in nics if nic.gbits == rate)
     slower = [nic.name for nic in nics if nic.gbits != rate]
-    return Choice(chosen, why + (f"; without the slower {', '.join(slower)}" if slower else ""))
+    ports = tuple(port for nic in nics if nic.gbits == rate for port in _ports(nic))
+    return Choice(chosen, why + (f"; without the slower {', '.join(slower)}" if slower else ""), ports)
+
+
+def _ports(nic: Nic) -> list[str]:
+    return [f"{nic.name}:{port.number}" for port in nic.ports if port.active]

@@ -54,6 +54,7 @@ class Devices:
         return Choice(
             tuple(nic.name for nic in self.nics if nic.name in chosen),
             "; ".join(dict.fromkeys(choice.why for choice in choices)),
+            tuple(dict.fromkeys(port for choice in choices for port in choice.ports)),
         )
 
     def choose_for_gpus(self, options: Mapping[str, str] | None = None) -> dict[str, Choice]:

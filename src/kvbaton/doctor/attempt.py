@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from kvbaton.doctor.rows import rows_transfer
+from kvbaton.doctor.rows import near_host_memory, rows_transfer
 from kvbaton.errors import KVBatonError, TransportError, TransportUnavailable
 from kvbaton.memory import Region, SharedMemory
 from kvbaton.transport import Transport, create
@@ -41,8 +41,8 @@ def attempt(name: str) -> Attempt:
     source, target = SharedMemory(NBYTES), SharedMemory(NBYTES)
     source.array[:] = np.arange(NBYTES // 4, dtype=np.uint32).view(np.uint8)
     try:
-        writer = create(name, instance=f"doctor-{uuid.uuid4().hex}")
-        destination = create(name, instance=f"doctor-{uuid.uuid4().hex}")
+        writer = create(name, instance=f"doctor-{uuid.uuid4().hex}", near=near_host_memory)
+        destination = create(name, instance=f"doctor-{uuid.uuid4().hex}", near=near_host_memory)
         writer.register([Region.of(source)])
         destination.register([Region.of(target)])
         destination.admit(writer.describe())

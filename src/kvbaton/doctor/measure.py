@@ -21,7 +21,7 @@ import numpy as np
 
 from kvbaton.address import Endpoint
 from kvbaton.doctor import wire
-from kvbaton.doctor.rows import MEMORY_BYTES, rows_transfer
+from kvbaton.doctor.rows import MEMORY_BYTES, near_host_memory, rows_transfer
 from kvbaton.doctor.serve import DEFAULT_PORT
 from kvbaton.errors import KVBatonError, ProtocolError, TransportError, TransportUnavailable
 from kvbaton.memory import Region, SharedMemory
@@ -114,7 +114,8 @@ def _measure_transport(sock: socket.socket, offers: wire.Offers, name: str) -> M
         return Measured(name, "missing", f"at the peer: {offers.missing.get(name, 'not offered')}")
     transport, memory = None, SharedMemory(MEMORY_BYTES)
     try:
-        transport = create(name, instance=f"doctor-{uuid.uuid4().hex}", bind=sock.getsockname()[0])
+        instance, bind = f"doctor-{uuid.uuid4().hex}", sock.getsockname()[0]
+        transport = create(name, instance=instance, bind=bind, near=near_host_memory)
         transport.register([Region.of(memory)])
         refused = _ask(sock, wire.Admit(name, transport.describe())).error
         if refused:

@@ -16,7 +16,7 @@ import zlib
 
 from kvbaton.doctor import wire
 from kvbaton.doctor.libraries import library_versions
-from kvbaton.doctor.rows import MEMORY_BYTES
+from kvbaton.doctor.rows import MEMORY_BYTES, near_host_memory
 from kvbaton.errors import KVBatonError, ProtocolError
 from kvbaton.memory import Region, SharedMemory
 from kvbaton.transport import NAMES, Transport, create
@@ -39,7 +39,7 @@ class Visit:
                 self.missing[name] = "this release does not have it"
                 continue
             try:
-                transport = create(name, instance=instance, bind=bind)
+                transport = create(name, instance=instance, bind=bind, near=near_host_memory)
                 self.transports[name] = transport
                 transport.register([Region.of(self.memory)])
             except KVBatonError as error:

@@ -45,10 +45,11 @@ class Manager:
     unless `receiver` names another: a url, a `RegistryClient`, or None for a decode rank that always names one.
     ``model`` must be the same text on both sides. ``transports`` are names or ready `Transport` objects, in order of
     preference; the prefill side chooses. "auto" is every transport that works here, the best first: those that address
-    the peer's memory, then those of network cards, then sockets. ``bind`` is the host to listen on, and ``advertise``
-    the host that peers are told (needed when ``bind`` is a wildcard). ``destination_index`` of ``destinations`` says
-    which of the decode ranks that serve one room together this one is; by default what its coords say: all of tp, pp
-    and cp serve it together.
+    the peer's memory, then those of network cards, then sockets. ``transport_options`` are options of transports given
+    by name, as text: ``{"nixl": {"executor": "packed"}}``. ``bind`` is the host to listen on, and ``advertise`` the
+    host that peers are told (needed when ``bind`` is a wildcard). ``destination_index`` of ``destinations`` says which
+    of the decode ranks that serve one room together this one is; by default what its coords say: all of tp, pp and cp
+    serve it together.
 
     Raises `LayoutError` if the layout does not hold together, `ConfigurationError` for arguments that do not fit,
     `TransportUnavailable` if none of the transports can reach this memory, and `RegistryError` if a prefill rank
@@ -65,6 +66,7 @@ class Manager:
         model: str = "",
         deployment: str = "default",
         transports: Union[str, Sequence[Union[str, Transport]]] = ("shm", "tcp"),  # noqa: UP007
+        transport_options: Mapping[str, Mapping[str, str]] | None = None,
         bind: str = "127.0.0.1",
         advertise: str | None = None,
         destination_index: int | None = None,
@@ -97,7 +99,9 @@ class Manager:
         self._registry = HttpRegistry(registry) if isinstance(registry, str) else registry
         self._registry_name = registry if isinstance(registry, str) else "the given registry"
         self._clients: dict[str, RegistryClient] = {}
-        self._transports, left_out = make_transports(transports, self.instance, regions, bind, host)
+        self._transports, left_out = make_transports(
+            transports, transport_options or {}, self.instance, regions, bind, host
+        )
         try:
             self._control = ControlPlane(role, settings, bind=bind if role == "prefill" else None, advertise=host)
         except BaseException:

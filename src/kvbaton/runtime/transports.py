@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from kvbaton.devices import Choice, Devices
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.transport import NAMES, Transport, create
@@ -29,17 +31,23 @@ def instance_of(transports: Sequence[str | Transport]) -> str:
 
 
 def make_transports(
-    wanted: Sequence[str | Transport], instance: str, regions: Sequence[Region], bind: str, advertise: str
+    wanted: Sequence[str | Transport],
+    options: Mapping[str, Mapping[str, str]],
+    instance: str,
+    regions: Sequence[Region],
+    bind: str,
+    advertise: str,
 ) -> tuple[dict[str, Transport], dict[str, str]]:
     """Those of the ``wanted`` transports that can reach ``regions``, registered, and why the others cannot; by name.
 
-    Raises `TransportUnavailable` with all reasons if there is none, and `ConfigurationError` for "auto" among others.
+    ``options`` of those given by name. Raises `TransportUnavailable` with all reasons if there is none, and
+    `ConfigurationError` for "auto" among others, and for options that nobody takes.
     """
     if AUTO not in wanted:
-        return _make(wanted, instance, regions, bind, advertise)
+        return _make(wanted, options, instance, regions, bind, advertise)
     if len(wanted) > 1:
         raise ConfigurationError(f"transports: {AUTO!r} is every transport; pass it alone, or name those to use")
-    ready, left_out = _make(NAMES, instance, regions, bind, advertise)
+    ready, left_out = _make(NAMES, options, instance, regions, bind, advertise)
     for name, transport in list(ready.items()):
         if not transport.capabilities.cross_process:
             ready.pop(name).close()
@@ -49,16 +57,27 @@ def make_transports(
 
 
 def _make(
-    wanted: Sequence[str | Transport], instance: str, regions: Sequence[Region], bind: str, advertise: str
+    wanted: Sequence[str | Transport],
+    options: Mapping[str, Mapping[str, str]],
+    instance: str,
+    regions: Sequence[Region],
+    bind: str,
+    advertise: str,
 ) -> tuple[dict[str, Transport], dict[str, str]]:
     ready: dict[str, Transport] = {}
     left_out: dict[str, str] = {}
+    unused = sorted(options.keys() - {each for each in wanted if isinstance(each, str)})
+    if unused:
+        raise ConfigurationError(f"transport_options are given for {', '.join(unused)}, which are not in transports")
+    near = functools.cache(lambda: _near(regions))
     for each in wanted:
         name = each if isinstance(each, str) else each.name
         transport = None
         try:
             transport = (
-                create(each, instance=instance, bind=bind, advertise=advertise) if isinstance(each, str) else each
+                create(each, instance=instance, bind=bind, advertise=advertise, options=options.get(each), near=near)
+                if isinstance(each, str)
+                else each
             )
             transport.register(regions)
         except (TransportUnavailable, TransportError) as error:
@@ -72,6 +91,14 @@ def _make(
     for name, reason in left_out.items():
         logger.info("transport not used: %s: %s", name, reason)
     return ready, left_out
+
+
+def _near(regions: Sequence[Region]) -> Choice:
+    """The network devices for ``regions``; the tool that knows GPUs is asked only where there is memory of one."""
+    found = Devices.find(nvidia_smi="" if all(region.kind == "host" for region in regions) else None)
+    choice = found.choose(regions)
+    logger.info("network devices: %s (%s)", ", ".join(choice.devices) or "none", choice.why)
+    return choice
 
 
 def _listed(left_out: dict[str, str]) -> str:
