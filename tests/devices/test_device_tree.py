@@ -1,7 +1,7 @@
 """Devices, ports and distances as they are read from made-up trees."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbaton.devices import Devices, Distance, PciDevice, distance, find_gpus, find_nics
@@ -165,6 +165,7 @@ def test_nodes_of_a_process(machine):
     assert Devices.find(machine.root, nvidia_smi="", processors=[5, 9]).nodes == (0, 1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.from_regex(r"[a-z_]{0,5}[0-9]{0,4}[a-z]?", fullmatch=True)))
 def test_natural_order_is_an_order(names):
     ordered = sorted(names, key=natural)
@@ -172,6 +173,7 @@ def test_natural_order_is_an_order(names):
     assert sorted(names) == sorted(ordered)
 
 
+@settings(deadline=None)
 @given(content=st.binary(max_size=64), files=st.lists(st.sampled_from(range(8)), min_size=1))
 def test_whatever_files_say_nothing_is_raised(tmp_path_factory, content, files):
     root = tmp_path_factory.mktemp("tree")
