@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
-	@echo "               (ALL=1 every architecture; TRANSPORT=tcp another transport)"
+	@echo "               (ALL=1 every architecture; TRANSPORT=tcp another transport, TRANSPORT=auto the best)"
 	@echo "make test      the tests that CI runs"
 	@echo "make test-all  all tests, the long ones too, and make check"
 	@echo "make check     100,000 random pairs of layouts against the oracle (EXAMPLES=n, SEED=s; a fresh seed by default)"

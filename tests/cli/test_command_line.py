@@ -69,7 +69,7 @@ def test_virtual_ranks_are_options_of_the_engine(role: str, monkeypatch: pytest.
         (["serve", "decode", "--model", "m", "--options", '{"manager_options": 5}'], "must be a JSON object, not int"),
         (
             ["serve", "decode", "--model", "m", "--options", '{"manager_options": {"settings": {"cast": true}}}'],
-            "--options: manager_options has settings, but only transports, bind, advertise, deployment can be given",
+            "manager_options has settings, but only transports, transport_options, bind, advertise, deployment can be",
         ),
         (
             ["serve", "pd", "--model", "m", "--decode-options", '{"manager_options": {"port": 1}}'],

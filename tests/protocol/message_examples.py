@@ -42,8 +42,9 @@ EXAMPLES = {
         transports={"shm": b"\x00\xff", "tcp": b"10.0.0.1:9"},
         striped=True,
         cast=True,
+        aux="fabric",
     ),
-    "welcome": Welcome("prefill-1", "shm", b"\x01\x02", (0, 1)),
+    "welcome": Welcome("prefill-1", "shm", b"\x01\x02", (0, 1), "fabric", "memory is mapped"),
     "refused": Refused("prefill-1", "axis head: 8 here, 4 there", "LayoutMismatch"),
     "offer": Offer(
         room=2**63 - 1,

@@ -136,6 +136,7 @@ class World:
                         part,
                         sends=part in parts,
                         carries_aux=part == parts[0],
+                        writes_aux=part == parts[0] and self.random.random() < 0.5,
                     ),
                     parts,
                 )
@@ -273,11 +274,13 @@ class World:
                 self.after(8, lambda: self.close(side, rank, life))
 
     def start_write(self, rank, core, action):
-        assert action.pieces or action.slots
+        assert action.pieces or action.slots or action.aux
         link = self.links[action.peer]
         offer = core.offer(action.room, action.peer)
         assert offer.epoch == action.epoch
         targets = {int(rows_from_bytes(offer.components[name].rows)[0]) for name in (*action.pieces, *action.slots)}
+        if action.aux:
+            targets.add(offer.aux_row)
         (target,) = targets
         life = self.lives[target]
         if not link.fenced:
@@ -301,6 +304,9 @@ class World:
                     life.landed[link.prefill, name].update(range(first, last))
                 for name in action.slots:
                     life.landed[link.prefill, name].add("slot")
+                if action.aux:
+                    assert self.shares[link.prefill, link.decode][0].writes_aux
+                    life.landed[link.prefill, "aux"].add("row")
                 life.origins[link.prefill].add(self.handles[action.handle])
             self.after(
                 4,
@@ -401,7 +407,7 @@ class World:
                 return
             rows = Rows(rows_to_bytes([life.number]))
             actions = self.decodes[rank].offer(
-                room, dict.fromkeys(("kv", "swa", "gdn"), rows), tokens, self.now, prefix=prefix, aux_row=0
+                room, dict.fromkeys(("kv", "swa", "gdn"), rows), tokens, self.now, prefix=prefix, aux_row=life.number
             )
             self.perform_decode(rank, actions)
             self.maybe_abort("decode", rank, life, 2)
@@ -443,7 +449,10 @@ class World:
                 assert life.landed[prefill, name] == wanted, f"room {life.room}, part {prefill}, {name}: not all there"
             assert len(life.origins[prefill]) <= 1, "data of two lives of the sender were mixed"
             assert sorted(part for part, _ in life.delivered) == sorted(parts)
-        assert [part for part, aux in life.delivered if aux] == [parts[0]]
+        in_done = [part for part, aux in life.delivered if aux]
+        written = [prefill for (prefill, name), rows in life.landed.items() if name == "aux" and rows]
+        by_write = self.shares[parts[0], life.rank][0].writes_aux
+        assert (in_done, written) == (([], [parts[0]]) if by_write else ([parts[0]], []))
 
     # A whole run.
 

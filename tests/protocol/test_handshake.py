@@ -88,6 +88,20 @@ def test_the_share_carries_what_the_core_must_know():
     assert accepted.share.carries_aux
 
 
+@pytest.mark.parametrize("aux", ["control", "fabric"])
+@pytest.mark.parametrize("has_aux", [True, False])
+def test_how_aux_data_travel_is_settled_by_both(aux, has_aux):
+    layout = rank(0, 1, aux=has_aux)
+    message = hello([layout], layout, aux="fabric")
+    accepted = answer(message, layout)
+    assert accepted.share.writes_aux is False
+    assert accepted.share_with(aux).writes_aux == (has_aux and aux == "fabric")
+    (welcome,) = decode(encode(accepted.welcome("prefill", "tcp", b"", aux=aux, reason="x" * 5000)))
+    assert welcome.aux == aux
+    assert welcome.reason.endswith("...")
+    check_welcome(message, welcome)
+
+
 def test_ranks_with_nothing_to_send_are_not_expected():
     # Four source ranks hold two heads, twice; a destination with both heads needs two of them.
     sources = [rank(tp, 4, heads=2) for tp in range(4)]
@@ -194,6 +208,7 @@ def test_an_unforeseen_error_becomes_a_refusal():
         (Welcome("decode", "tcp", b"", (0,)), SelfConnection, "reached itself"),
         (Welcome("prefill", "nixl", b"", (0,)), HandshakeError, "'nixl'.*tcp, shm"),
         (Welcome("prefill", "tcp", b"", (0, 1)), HandshakeError, r"\[0, 1\].*\[0\]"),
+        (Welcome("prefill", "tcp", b"", (0,), "fabric"), HandshakeError, "write aux data by the transport"),
     ],
 )
 def test_a_welcome_that_does_not_fit(welcome, error, text):

@@ -550,3 +550,50 @@ def test_a_room_that_the_engine_gave_up_before_it_was_opened(parked):
     assert core.handle("d0", offer(epoch=2), 2.0) == []
     core.open(7, 3.0)
     assert core.status(7) is Status.TRANSFERRING
+
+
+def with_written_aux(offer_first, submissions):
+    """A core whose only peer has aux data written; all that it did from open to finish, and its tickets ended."""
+    written = PeerShare(KV, 0, 1, 0, sends=True, carries_aux=True, writes_aux=True)
+    core = core_with(written)
+    core.open(7, 0.0)
+    actions = list(core.handle("d0", offer(aux_row=5), 1.0)) if offer_first else []
+    for number, tokens in enumerate(submissions):
+        actions += core.submit(7, number + 1, {"kv": tokens}, 2.0)
+    actions += finish(core, ranges={"kv": (submissions[-1][1] if submissions else 0, 32)}, aux=True)
+    if not offer_first:
+        actions += core.handle("d0", offer(aux_row=5), 3.0)
+    return core, actions
+
+
+@pytest.mark.parametrize("offer_first", [True, False])
+@pytest.mark.parametrize("submissions", [[], [(0, 16)], [(0, 16), (16, 32)]])
+def test_aux_data_are_written_once_with_the_last_chunk_and_stay_out_of_done(offer_first, submissions):
+    core, actions = with_written_aux(offer_first, submissions)
+    writes = of_kind(actions, StartWrite)
+    assert [write.handle for write in writes if write.aux] == [9]
+    assert not of_kind(actions, SendDone)
+    ends = [core.written(write.ticket, "", 4.0, {"kv": 1, "aux": int(write.aux)}) for write in writes]
+    (done,) = of_kind(ends[-1], SendDone)
+    assert not done.aux
+    assert done.done.bytes == {"kv": len(writes), "aux": 1}
+    assert not [each for end in ends[:-1] for each in of_kind(end, SendDone)]
+    assert core.status(7) is Status.SUCCESS
+    assert empty_but_peers(core) is False
+    core.close(7, 5.0)
+    assert empty_but_peers(core)
+
+
+def test_aux_data_that_could_not_be_written_fail_the_room():
+    core, actions = with_written_aux(True, [])
+    (write,) = of_kind(actions, StartWrite)
+    core.written(write.ticket, "out of reach", 4.0)
+    assert core.status(7) is Status.FAILED
+    assert "out of reach" in core.reason(7)
+
+
+def test_aux_data_that_nobody_asked_for_are_not_written():
+    core = core_with(PeerShare(KV, 0, 1, 0, sends=True, carries_aux=True, writes_aux=True))
+    core.open(7, 0.0)
+    actions = [*core.handle("d0", offer(), 1.0), *finish(core, aux=True)]
+    assert [write.aux for write in of_kind(actions, StartWrite)] == [False]

@@ -5,6 +5,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 import kvbaton as kb
@@ -229,6 +230,17 @@ def kept(manager):
         sizes |= {"lost": len(sources._lost), "retired": len(sources._retired), "sought": len(side._finder)}
         sizes["rooms_of_sources"] = sum(len(source.rooms) for source in sources._current.values())
     return {name: size for name, size in sizes.items() if size}
+
+
+def in_region(layout, name, region):
+    """The layout, but one component lies in another region, at the same offsets."""
+    components = []
+    for component in layout.components:
+        if component.name == name:
+            tensors = tuple(msgspec.structs.replace(tensor, region=region) for tensor in component.tensors)
+            component = msgspec.structs.replace(component, tensors=tensors)
+        components.append(component)
+    return msgspec.structs.replace(layout, components=tuple(components))
 
 
 def pages_of(tokens, page_size, rows):

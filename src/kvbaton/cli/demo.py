@@ -10,7 +10,7 @@ import typer
 
 def demo(
     everything: Annotated[bool, typer.Option("--all", help="Every architecture instead of one of each kind.")] = False,
-    transport: Annotated[str, typer.Option(help="Transports in order of preference.")] = "shm,tcp",
+    transport: Annotated[str, typer.Option(help="Transports in order of preference, or auto.")] = "shm,tcp",
     prompts: Annotated[int, typer.Option(min=1, help="Prompts for the trained model.")] = 20,
     json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/demo.json"),
 ) -> None:

@@ -29,7 +29,7 @@ def make_app() -> typer.Typer:
     """Build the command line. Raises ``ImportError`` where typer is not installed."""
     import typer
 
-    from kvbaton.cli import bench, check, demo, plan, serve
+    from kvbaton.cli import bench, check, demo, doctor, plan, serve
 
     app = typer.Typer(
         no_args_is_help=True,
@@ -42,6 +42,7 @@ def make_app() -> typer.Typer:
     app.add_typer(check.app, name="check", help="Check layouts against the oracle, byte by byte.")
     app.command("demo")(demo.demo)
     app.command("plan")(plan.plan)
+    app.command("doctor")(doctor.doctor)
 
     @app.callback(invoke_without_command=True)
     def common(

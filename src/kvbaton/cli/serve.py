@@ -13,7 +13,7 @@ from kvbaton.errors import ConfigurationError
 
 app = typer.Typer(no_args_is_help=True)
 
-MANAGER_OPTIONS = ("transports", "bind", "advertise", "deployment")
+MANAGER_OPTIONS = ("transports", "transport_options", "bind", "advertise", "deployment")
 """What may stand in ``manager_options``; everything else of a `Manager` is the engine's business."""
 
 Model = Annotated[str, typer.Option("--model", help="Folder or name of a Transformers causal LM.")]
@@ -31,7 +31,7 @@ ContextUnit = Annotated[
     ),
 ]
 PageOrder = Annotated[Optional[str], typer.Option("--order", help="NHD or HND: which axis of a page lies outside.")]  # noqa: UP045
-Transports = Annotated[str, typer.Option(help="Transports in order of preference, separated by commas.")]
+Transports = Annotated[str, typer.Option(help="Transports in order of preference, separated by commas, or auto.")]
 
 
 @app.command()

@@ -23,8 +23,8 @@ class StartWrite(msgspec.Struct, frozen=True):
     """Prefill: write to ``peer``; report the end of ``ticket`` to `PrefillCore.written`, exactly once.
 
     ``handle`` says which submission the source rows come from; `PrefillCore.offer` has the destination rows. ``pieces``
-    are tokens ``[first, last)`` by component, ``slots`` the components that move as a whole. At least one piece or slot
-    is named, and no piece is empty.
+    are tokens ``[first, last)`` by component, ``slots`` the components that move as a whole. ``aux``: the aux row goes
+    along, into the row that the Offer names. At least one piece, slot or aux row is named, and no piece is empty.
     """
 
     peer: str
@@ -34,6 +34,7 @@ class StartWrite(msgspec.Struct, frozen=True):
     handle: int
     pieces: Mapping[str, tuple[int, int]]
     slots: tuple[str, ...]
+    aux: bool = False
 
 
 class SendDone(msgspec.Struct, frozen=True):

@@ -7,12 +7,12 @@ The decode rank sends `make_hello`. The prefill rank checks it with `answer_hell
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvbaton.errors import HandshakeError, LayoutError, LayoutMismatch, SelfConnection, VersionMismatch
 from kvbaton.layout import RankLayout, check_layout
 from kvbaton.plan import PairPlan, Share, assign, compile_pair
-from kvbaton.protocol.messages import PROTOCOL_VERSION, Hello, Refused, Welcome, short_reason
+from kvbaton.protocol.messages import PROTOCOL_VERSION, AuxPath, Hello, Refused, Welcome, short_reason
 from kvbaton.protocol.shares import ComponentNeed, PeerShare
 
 _REFUSALS = {error.__name__: error for error in (HandshakeError, LayoutMismatch, VersionMismatch, SelfConnection)}
@@ -31,9 +31,15 @@ class Accepted:
     transports: tuple[str, ...]
     """Those that both sides have, in the prefill side's order of preference; at least one."""
 
-    def welcome(self, instance: str, transport: str, descriptor: bytes) -> Welcome:
-        """The answer, once ``transport`` is settled; ``descriptor`` is our own for it."""
-        return Welcome(instance, transport, descriptor, self.parts)
+    def welcome(
+        self, instance: str, transport: str, descriptor: bytes, *, aux: AuxPath = "control", reason: str = ""
+    ) -> Welcome:
+        """The answer, once ``transport`` and ``aux`` are settled; ``descriptor`` is our own for the transport."""
+        return Welcome(instance, transport, descriptor, self.parts, aux, short_reason(reason))
+
+    def share_with(self, aux: AuxPath) -> PeerShare:
+        """``share``, once it is settled how aux data travel."""
+        return replace(self.share, writes_aux=self.share.carries_aux and aux == "fabric")
 
 
 def make_hello(
@@ -48,6 +54,7 @@ def make_hello(
     transports: Mapping[str, bytes],
     striped: bool = False,
     cast: bool = False,
+    aux: AuxPath = "control",
 ) -> Hello:
     """Say who asks prefill rank ``source_index`` of the grid ``sources``; ``transports`` has descriptors by name."""
     return Hello(
@@ -62,6 +69,7 @@ def make_hello(
         transports=dict(transports),
         striped=striped,
         cast=cast,
+        aux=aux,
     )
 
 
@@ -109,6 +117,11 @@ def check_welcome(hello: Hello, welcome: Welcome, parts: tuple[int, ...] | None 
         raise HandshakeError(
             f"{part} chose transport {welcome.transport!r}, but it was offered {_listed(hello.transports)}: "
             "run the same release of kvbaton on both sides"
+        )
+    if welcome.aux == "fabric" and hello.aux != "fabric":
+        raise HandshakeError(
+            f"{part} wants to write aux data by the transport, but was not asked to: run the same release of "
+            "kvbaton on both sides"
         )
     if parts is None:
         parts = expected_parts(_shares(hello))

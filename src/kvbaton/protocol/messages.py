@@ -6,7 +6,7 @@ and of the right types. Whether it makes sense in the present state is the busin
 
 from __future__ import annotations
 
-from typing import Annotated, Union
+from typing import Annotated, Literal, Union
 
 import msgspec
 from msgspec import Meta
@@ -35,13 +35,16 @@ Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Descriptor = Annotated[bytes, Meta(max_length=MAX_DESCRIPTOR_BYTES)]
 PackedRows = Annotated[bytes, Meta(max_length=8 * MAX_ROWS)]
 AuxBytes = Annotated[bytes, Meta(max_length=MAX_AUX_BYTES)]
+AuxPath = Literal["control", "fabric"]
+"""How aux data travel: inside Done, or written by the transport with the last chunk."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True):
     """Decode rank to prefill rank, first on a connection: who asks, and what it believes of the other side.
 
     ``striped``: sources that hold the same data share the work by token stripes. ``cast``: dtypes, factors and scales
-    may differ, and elements are cast on their way. The decode rank decides both.
+    may differ, and elements are cast on their way. The decode rank decides both. ``aux`` is how it would like aux data
+    to travel; the Welcome says what comes of it.
     """
 
     version: Annotated[int, Meta(ge=0, le=0xFFFF)]
@@ -55,18 +58,23 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True
     transports: Annotated[dict[Name, Descriptor], Meta(max_length=16)]
     striped: bool = False
     cast: bool = False
+    aux: AuxPath = "control"
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=True):
     """Prefill rank to decode rank: the handshake holds.
 
     ``parts`` are the source indices that will send to this destination; each of them ends its work with a Done.
+    ``aux`` is how this rank's aux data travel: "fabric" only where the Hello asked for it and the transport reaches the
+    memory. ``reason`` says why this transport and this way, for people.
     """
 
     instance: Name
     transport: Name
     descriptor: Descriptor
     parts: Annotated[tuple[Rank, ...], Meta(min_length=1, max_length=MAX_RANKS)]
+    aux: AuxPath = "control"
+    reason: Reason = ""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
@@ -105,7 +113,8 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", forbid_unknown_fields=True
 class Done(msgspec.Struct, frozen=True, tag="done", forbid_unknown_fields=True):
     """Prefill rank to decode rank: every byte of this part is visible at the receiver.
 
-    ``bytes`` counts the bytes moved by component, ``chunks`` the writes they took. ``aux`` is the aux data itself.
+    ``bytes`` counts the bytes moved by component, ``chunks`` the writes they took. ``aux`` is the aux data itself,
+    unless the transport wrote it.
     """
 
     room: RoomNumber

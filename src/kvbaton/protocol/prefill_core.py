@@ -132,7 +132,7 @@ class PrefillCore(Core[PrefillRoom]):
             check_ranges(submission.ranges, tokens)
         if state.status.terminal:
             return []
-        last = Submission(handle, dict(ranges), frozenset(slots))
+        last = Submission(handle, dict(ranges), frozenset(slots), aux)
         state.finish = Finish(tokens, last.slots, aux, merge([*state.submissions, last]))
         for destination in state.destinations.values():
             missing = destination.missing(state.finish)
@@ -341,15 +341,15 @@ class PrefillCore(Core[PrefillRoom]):
 
     def _start(self, room: PrefillRoom, destination: Destination, submission: Submission) -> list[Action]:
         pieces, slots = destination.pieces(submission)
-        if not pieces and not slots:
+        aux = destination.takes_aux(submission)
+        if not pieces and not slots and not aux:
             return []
         ticket = next(self._numbers)
         self._tickets[ticket] = (room, destination)
         room.outstanding += 1
         destination.outstanding += 1
-        return [
-            StartWrite(destination.peer, ticket, room.number, destination.offer.epoch, submission.handle, pieces, slots)
-        ]
+        epoch, handle = destination.offer.epoch, submission.handle
+        return [StartWrite(destination.peer, ticket, room.number, epoch, handle, pieces, slots, aux)]
 
     def _advance(self, room: PrefillRoom, destination: Destination) -> list[Action]:
         """See whether ``destination``, and with it the room, is through."""
@@ -359,8 +359,7 @@ class PrefillCore(Core[PrefillRoom]):
         room.served += 1
         actions: list[Action] = []
         if destination.share.sends:
-            aux = destination.share.carries_aux and destination.offer.aux_row >= 0
-            actions.append(SendDone(destination.peer, destination.done(), aux))
+            actions.append(SendDone(destination.peer, destination.done(), destination.aux_in_done))
         if room.complete:
             room.status = Status.SUCCESS
             self._timers.cancel(room)

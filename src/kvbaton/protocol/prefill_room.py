@@ -20,6 +20,8 @@ class Submission:
     handle: int
     ranges: Mapping[str, tuple[int, int]]
     slots: frozenset[str] = frozenset()
+    aux: bool = False
+    """Whether the aux row is ready with it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,15 @@ class Destination:
             if need is not None and max(first, need[0]) < min(last, need[1]):
                 pieces[name] = (max(first, need[0]), min(last, need[1]))
         return pieces, tuple(sorted(self.slots & submission.slots))
+
+    def takes_aux(self, submission: Submission) -> bool:
+        """Whether the aux row is written to this rank with ``submission``."""
+        return submission.aux and self.share.writes_aux and self.offer.aux_row >= 0
+
+    @property
+    def aux_in_done(self) -> bool:
+        """Whether the aux data go inside the Done to this rank."""
+        return self.share.carries_aux and not self.share.writes_aux and self.offer.aux_row >= 0
 
     def missing(self, finish: Finish) -> str:
         """What this rank asked for and ``finish`` does not hold; empty if it is all there."""

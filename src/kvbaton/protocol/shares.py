@@ -35,7 +35,9 @@ class PeerShare:
     sends: bool
     """Whether the decode rank waits for a Done of this part."""
     carries_aux: bool = False
-    """Whether this part brings aux data."""
+    """Whether this part brings aux data ..."""
+    writes_aux: bool = False
+    """... and writes it with the last chunk, instead of putting it into Done."""
 
 
 Needs = dict[str, tuple[int, int]]

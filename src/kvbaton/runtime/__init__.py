@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvbaton.runtime.manager import Manager
+from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Receiver, Room, Sender
 from kvbaton.runtime.settings import Settings
 
-__all__ = ["Manager", "Receiver", "Room", "Sender", "Settings"]
+__all__ = ["Manager", "PeerRank", "Receiver", "Room", "Sender", "Settings"]

@@ -1,4 +1,4 @@
-"""Aux data: the small values of a request that travel inside Done, packed in the order of the pair's plan."""
+"""Aux data: the small values of a request. They travel inside Done, packed in the order of the plan, or are written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ import numpy as np
 from kvbaton import copy
 from kvbaton.plan import PairPlan, Transfer
 from kvbaton.runtime.context import Context
+
+
+def bind_aux(context: Context, plan: PairPlan, source: int, destination: int) -> dict[str, list[Transfer]]:
+    """What writes aux slot ``source`` of this prefill rank into slot ``destination`` of the peer, by component.
+
+    Raises `RowsError` for a slot that is not registered.
+    """
+    bound: dict[str, list[Transfer]] = {}
+    for name, transfer in _transfers(context, plan, source, destination):
+        bound.setdefault(name, []).append(transfer)
+    return bound
 
 
 def pack_aux(context: Context, plan: PairPlan, row: int) -> tuple[bytes, dict[str, int]]:
@@ -23,9 +34,12 @@ def pack_aux(context: Context, plan: PairPlan, row: int) -> tuple[bytes, dict[st
     return bytes(packed), moved
 
 
-def aux_nbytes(context: Context, plan: PairPlan) -> int:
-    """How many bytes `pack_aux` makes at the other end."""
-    return sum(transfer.nbytes for _, transfer in _transfers(context, plan, 0, 0))
+def aux_nbytes(context: Context, plan: PairPlan) -> dict[str, int]:
+    """How many bytes aux data have here, by component: what `pack_aux` makes at the other end."""
+    nbytes: dict[str, int] = {}
+    for name, transfer in _transfers(context, plan, 0, 0):
+        nbytes[name] = nbytes.get(name, 0) + transfer.nbytes
+    return nbytes
 
 
 def unpack_aux(context: Context, plan: PairPlan, row: int, packed: bytes) -> None:
@@ -40,7 +54,7 @@ def unpack_aux(context: Context, plan: PairPlan, row: int, packed: bytes) -> Non
 
 
 def _transfers(context: Context, plan: PairPlan, source: int, destination: int) -> Iterator[tuple[str, Transfer]]:
-    """The transfers by component. Only this rank's end is used: the other rank's row is its own business."""
+    """The transfers by component. Who packs or unpacks uses its own end only, and may give any row for the other."""
     for component in context.layout.components:
         if component.kind.aux and component.name in plan.components:
             rows = np.array([[source], [destination]], np.int64)

@@ -33,6 +33,8 @@ class Context:
     regions: tuple[Region, ...]
     transports: Mapping[str, Transport]
     """In order of preference."""
+    left_out: Mapping[str, str]
+    """Why other transports are not used here, by name."""
     control: ControlPlane
     outbox: Outbox
     settings: Settings

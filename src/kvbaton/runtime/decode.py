@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from kvbaton.errors import KVBatonError, RoomError, RowsError, TransferFailed
 from kvbaton.plan import PairPlan
@@ -23,11 +24,12 @@ from kvbaton.protocol import (
     Welcome,
     rows_to_bytes,
 )
-from kvbaton.protocol.messages import MAX_TOKENS
+from kvbaton.protocol.messages import MAX_TOKENS, AuxPath
 from kvbaton.registry import RegistryClient
 from kvbaton.runtime.aux_data import aux_nbytes, unpack_aux
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.finder import RoomFinder, Sought
+from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Receiver
 from kvbaton.runtime.rows import EngineRows, RowsLike
 from kvbaton.runtime.side import Side
@@ -45,6 +47,14 @@ class OfferedRows:
     tokens: int
     prefix: int
     aux: int | None
+
+
+class AuxSlot(NamedTuple):
+    """Where the aux data of one part belong, and how they come."""
+
+    plan: PairPlan
+    slot: int
+    path: AuxPath
 
 
 @dataclass
@@ -108,6 +118,10 @@ class DecodeSide(Side[ReceiverRoom]):
             entry.offered = offered
             receiver.restart_clock()
             self._post(entry, lambda: self._offer_in_core(entry))
+
+    def peers(self) -> tuple[PeerRank, ...]:
+        """The prefill ranks that are joined."""
+        return self._sources.peers()
 
     # Called by the control plane, on the control thread, as all that follows.
 
@@ -272,26 +286,32 @@ class DecodeSide(Side[ReceiverRoom]):
     def _inspect(self, number: int, done: Done) -> str:
         """What is wrong with a Done, before the core believes it."""
         aux = self._aux(number, done.part)
-        expected = 0 if aux is None else aux_nbytes(self.context, aux[0])
-        if expected != len(done.aux):
+        expected = {} if aux is None else aux_nbytes(self.context, aux.plan)
+        if aux is not None and aux.path == "fabric":
+            written = {name: done.bytes.get(name, 0) for name in expected}
+            if written != expected or done.aux:
+                return f"{sum(written.values())} bytes of aux data were written where {sum(expected.values())} belong"
+            return ""
+        if sum(expected.values()) != len(done.aux):
             return (
-                f"{len(done.aux)} bytes of aux data came where {expected} belong: "
+                f"{len(done.aux)} bytes of aux data came where {sum(expected.values())} belong: "
                 "give an aux slot on both sides, or on neither"
             )
         return ""
 
     def _deliver(self, action: Deliver) -> None:
         aux = self._aux(action.room, action.part)
-        if aux is not None:
-            unpack_aux(self.context, *aux, action.done.aux)
+        if aux is not None and aux.path == "control":
+            unpack_aux(self.context, aux.plan, aux.slot, action.done.aux)
         entry = self.rooms.get(action.room)
         if entry is not None:
             for name, nbytes in action.done.bytes.items():
                 entry.room.count(name, nbytes)
 
-    def _aux(self, number: int, part: int) -> tuple[PairPlan, int] | None:
-        """The plan and the slot for the aux data of one part; None if no slot was offered."""
+    def _aux(self, number: int, part: int) -> AuxSlot | None:
+        """Where the aux data of one part belong; None if no slot was offered."""
         entry = self.rooms.get(number)
         if entry is None or entry.source is None or entry.offered is None or entry.offered.aux is None:
             return None
-        return entry.source.part(part).plan, entry.offered.aux
+        link = entry.source.link(part)
+        return AuxSlot(link.part.plan, entry.offered.aux, link.aux)

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvbaton.errors import KVBatonError, TransportError
+from kvbaton.errors import KVBatonError
 from kvbaton.plan import PairPlan
 from kvbaton.protocol import Action, Hello, PrefillCore, Refused, Welcome
 from kvbaton.protocol.handshake import Accepted, answer_hello, refuse
 from kvbaton.protocol.messages import short_reason
 from kvbaton.runtime.context import Context
+from kvbaton.runtime.reach import PeerRank, reach
 from kvbaton.transport.base import RemotePeer, Transport
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ class Destination:
     plan: PairPlan
     transport: Transport
     remote: RemotePeer
+    rank: PeerRank
 
 
 class Destinations:
@@ -41,6 +43,10 @@ class Destinations:
     def get(self, peer: str) -> Destination | None:
         """The decode rank that joined as ``peer``."""
         return self._joined.get(peer)
+
+    def peers(self) -> tuple[PeerRank, ...]:
+        """The decode ranks that are joined. On any thread."""
+        return tuple(destination.rank for destination in list(self._joined.values()))
 
     def is_outside(self, peer: str) -> bool:
         """Whether it said Hello and has not joined: it was refused, or will soon know."""
@@ -94,32 +100,14 @@ class Destinations:
             layout=context.layout,
             transports=tuple(context.transports),
         )
-        destination = self._connect(hello, accepted)
-        transport = destination.transport
+        transport, remote, aux, reason = reach(context, hello, accepted)
         try:
-            welcome = accepted.welcome(context.instance, transport.name, transport.describe())
+            welcome = accepted.welcome(context.instance, transport.name, transport.describe(), aux=aux, reason=reason)
         except BaseException:
-            transport.disconnect(destination.remote)
+            transport.disconnect(remote)
             raise
-        return accepted, destination, welcome
-
-    def _connect(self, hello: Hello, accepted: Accepted) -> Destination:
-        """Reach the decode rank by the first transport that works, in our order of preference."""
-        tried = []
-        for name in accepted.transports:
-            transport = self._context.transports[name]
-            try:
-                remote = transport.connect(hello.transports[name])
-            except TransportError as error:
-                tried.append(f"{name}: {error}")
-                continue
-            if tried:
-                logger.info("prefill: decode rank %s is reached by %s (%s)", hello.instance, name, "; ".join(tried))
-            return Destination(accepted.plan, transport, remote)
-        raise TransportError(
-            f"prefill rank {self._context.layout.coords} cannot reach decode rank {hello.layout.coords}: "
-            + "; ".join(tried)
-        )
+        rank = PeerRank(hello.instance, hello.layout.coords, transport.name, aux, reason)
+        return accepted, Destination(accepted.plan, transport, remote, rank), welcome
 
     def _join(self, peer: str, hello: Hello, accepted: Accepted, destination: Destination, welcome: Welcome) -> None:
         if self._handshakes.get(peer) is not hello:
@@ -127,7 +115,7 @@ class Destinations:
             return
         self._joined[peer] = destination
         self._refused.discard(peer)
-        self._perform(self._core.peer_joined(peer, accepted.share))
+        self._perform(self._core.peer_joined(peer, accepted.share_with(destination.rank.aux)))
         self._context.send(peer, welcome)
         self._handshakes.pop(peer, None)
 

@@ -7,14 +7,13 @@ import math
 import operator
 import threading
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Literal, Union
 
 from kvbaton.address import advertised
-from kvbaton.errors import ConfigurationError, KVBatonError, RoomError, TransportError, TransportUnavailable
+from kvbaton.errors import ConfigurationError, KVBatonError, RoomError
 from kvbaton.layout import RankLayout, check_layout
 from kvbaton.memory import Region
 from kvbaton.protocol.messages import MAX_AUX_BYTES, MAX_RANKS
@@ -25,9 +24,11 @@ from kvbaton.runtime.control import ControlPlane
 from kvbaton.runtime.decode import DecodeSide
 from kvbaton.runtime.outbox import Outbox
 from kvbaton.runtime.prefill import PrefillSide
+from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Receiver, Sender
 from kvbaton.runtime.settings import Settings
-from kvbaton.transport import Transport, create
+from kvbaton.runtime.transports import instance_of, make_transports
+from kvbaton.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,12 @@ class Manager:
     which side the rank is. ``registry`` is where prefill ranks register themselves, and where decode ranks find them
     unless `receiver` names another: a url, a `RegistryClient`, or None for a decode rank that always names one.
     ``model`` must be the same text on both sides. ``transports`` are names or ready `Transport` objects, in order of
-    preference; the prefill side chooses. ``transport_options`` are options of transports given by name, as text:
-    ``{"nixl": {"executor": "packed"}}``. ``bind`` is the host to listen on, and ``advertise`` the host that peers are
-    told (needed when ``bind`` is a wildcard). ``destination_index`` of ``destinations`` says which of the decode ranks
-    that serve one room together this one is; by default what its coords say: all of tp, pp and cp serve it together.
+    preference; the prefill side chooses. "auto" is every transport that works here, the best first: those that address
+    the peer's memory, then those of network cards, then sockets. ``transport_options`` are options of transports given
+    by name, as text: ``{"nixl": {"executor": "packed"}}``. ``bind`` is the host to listen on, and ``advertise`` the
+    host that peers are told (needed when ``bind`` is a wildcard). ``destination_index`` of ``destinations`` says which
+    of the decode ranks that serve one room together this one is; by default what its coords say: all of tp, pp and cp
+    serve it together.
 
     Raises `LayoutError` if the layout does not hold together, `ConfigurationError` for arguments that do not fit,
     `TransportUnavailable` if none of the transports can reach this memory, and `RegistryError` if a prefill rank
@@ -88,7 +91,7 @@ class Manager:
             transports = [transports]
         self.layout = layout
         self.role: Role = role
-        self.instance = _instance_of(transports)
+        self.instance = instance_of(transports)
         """Names this life of the rank: a restarted rank has another."""
         settings = settings or Settings()
         host = advertised(bind, advertise)
@@ -97,7 +100,9 @@ class Manager:
         self._registry = HttpRegistry(registry) if isinstance(registry, str) else registry
         self._registry_name = registry if isinstance(registry, str) else "the given registry"
         self._clients: dict[str, RegistryClient] = {}
-        self._transports = _make_transports(transports, transport_options or {}, self.instance, regions, bind, host)
+        self._transports, left_out = make_transports(
+            transports, transport_options or {}, self.instance, regions, bind, host
+        )
         try:
             self._control = ControlPlane(role, settings, bind=bind if role == "prefill" else None, advertise=host)
         except BaseException:
@@ -112,6 +117,7 @@ class Manager:
             layout=layout,
             regions=tuple(regions),
             transports=self._transports,
+            left_out=left_out,
             control=self._control,
             outbox=Outbox(self._control.send),
             settings=settings,
@@ -155,6 +161,19 @@ class Manager:
     def transports(self) -> tuple[str, ...]:
         """The transports in use, in order of preference."""
         return tuple(self._transports)
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Transports that are not used because this machine or this memory lacks what they need: why, by name."""
+        return self._context.left_out
+
+    @property
+    def peers(self) -> tuple[PeerRank, ...]:
+        """The ranks of the other side that passed the handshake: by which transport each is reached, and why.
+
+        On a decode rank they are there from the first room that names them.
+        """
+        return self.side.peers()
 
     def sender(self, room: int) -> Sender:
         """The sender of a room, on a prefill rank. Offers that came before are waiting for it.
@@ -333,51 +352,3 @@ def _check_limits(layout: RankLayout, model: str, destination_index: int, destin
             f"one aux row has {nbytes} bytes; it travels inside a message, and at most {MAX_AUX_BYTES} bytes fit: "
             "register large values as a component of kind slot"
         )
-
-
-def _instance_of(transports: Sequence[str | Transport]) -> str:
-    """The id of ready transports, by which peers can fence them; a new one where there are none."""
-    given = {each.instance for each in transports if isinstance(each, Transport)}
-    if len(given) > 1:
-        raise ConfigurationError(
-            f"the transports have {len(given)} different instance ids ({', '.join(sorted(given))}); give those of one "
-            "rank the same"
-        )
-    return given.pop() if given else uuid.uuid4().hex
-
-
-def _make_transports(
-    wanted: Sequence[str | Transport],
-    options: Mapping[str, Mapping[str, str]],
-    instance: str,
-    regions: Sequence[Region],
-    bind: str,
-    advertise: str,
-) -> dict[str, Transport]:
-    """Those of the wanted transports that can reach ``regions``, registered."""
-    ready: dict[str, Transport] = {}
-    reasons: list[str] = []
-    unused = sorted(options.keys() - {each for each in wanted if isinstance(each, str)})
-    if unused:
-        raise ConfigurationError(f"transport_options are given for {', '.join(unused)}, which are not in transports")
-    for each in wanted:
-        name = each if isinstance(each, str) else each.name
-        transport = None
-        try:
-            transport = (
-                create(each, instance=instance, bind=bind, advertise=advertise, options=options.get(each))
-                if isinstance(each, str)
-                else each
-            )
-            transport.register(regions)
-        except (TransportUnavailable, TransportError) as error:
-            reasons.append(f"{name}: {error}")
-            if transport is not None:
-                transport.close()
-            continue
-        ready[name] = transport
-    if not ready:
-        raise TransportUnavailable(f"no transport can be used here: {'; '.join(reasons) or 'none was given'}")
-    for reason in reasons:
-        logger.info("transport not used: %s", reason)
-    return ready

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvbaton.errors import KVBatonError, RoomError, RowsError, TransferFailed
-from kvbaton.plan import Pages
+from kvbaton.plan import Pages, Transfer
 from kvbaton.protocol import (
     Abort,
     Action,
@@ -24,9 +24,10 @@ from kvbaton.protocol import (
 )
 from kvbaton.protocol.messages import short_reason
 from kvbaton.runtime.announcer import Announcer
-from kvbaton.runtime.aux_data import pack_aux
+from kvbaton.runtime.aux_data import bind_aux, pack_aux
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.destinations import Destinations
+from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Sender
 from kvbaton.runtime.rows import EngineRows, RowsLike, checked_tokens
 from kvbaton.runtime.side import Side
@@ -142,6 +143,10 @@ class PrefillSide(Side[SenderRoom]):
         logger.error("%s", reason)
         self.context.control.post(lambda: self._fail_number(number, reason))
 
+    def peers(self) -> tuple[PeerRank, ...]:
+        """The decode ranks that are joined."""
+        return self._destinations.peers()
+
     # Called by the control plane, on the control thread, as all that follows.
 
     def on_disconnected(self, peer: str, reason: str) -> None:
@@ -236,7 +241,10 @@ class PrefillSide(Side[SenderRoom]):
         if destination is None or entry is None:
             return self.core.written(action.ticket, "the decode rank is gone", self.context.now())
         offer = self.core.offer(action.room, action.peer)
-        self._writes.start(action, destination, entry.chunks[action.handle], offer)
+        aux: dict[str, list[Transfer]] = {}
+        if action.aux and entry.aux is not None:
+            aux = bind_aux(self.context, destination.plan, entry.aux, offer.aux_row)
+        self._writes.start(action, destination, entry.chunks[action.handle], offer, aux)
         return []
 
     def _with_aux(self, peer: str, done: Done) -> Done:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
+from kvbaton.errors import ConfigurationError
 from kvbaton.protocol import Deadlines
+from kvbaton.protocol.messages import AuxPath
 
 
 @dataclass(frozen=True)
@@ -36,5 +39,12 @@ class Settings:
     card carries its part; otherwise one of them sends. The decode side decides."""
     cast: bool = False
     """Whether dtypes, factors and scales may differ, and elements are cast on their way; the decode side decides."""
+    aux: AuxPath = "control"
+    """How aux data travel: "control" is inside messages, "fabric" by the transport, with the last chunk. Where it
+    cannot reach the memory they go inside messages all the same, which is logged once. The decode side decides."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """How long a room may stay in each state."""
+
+    def __post_init__(self) -> None:
+        if self.aux not in get_args(AuxPath):
+            raise ConfigurationError(f"settings: aux is {self.aux!r}; it must be one of {', '.join(get_args(AuxPath))}")

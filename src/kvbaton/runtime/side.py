@@ -23,6 +23,7 @@ from typing import Generic, Protocol
 from kvbaton.errors import KVBatonError, TransferAborted, TransferFailed
 from kvbaton.protocol import Action, Message, RoomChanged, RowsReleased, Send, Status, decode
 from kvbaton.runtime.context import Context
+from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Room
 from kvbaton.runtime.table import Entry, RoomTable
 
@@ -102,6 +103,10 @@ class Side(ABC, Generic[Entry]):
     @abstractmethod
     def on_disconnected(self, peer: str, reason: str) -> None:
         """A peer is gone."""
+
+    @abstractmethod
+    def peers(self) -> tuple[PeerRank, ...]:
+        """The ranks of the other side that passed the handshake. On any thread."""
 
     def on_turn(self, now: float) -> float | None:
         """Let time pass, and send what this turn had to say; returns when the next turn is due at the latest."""

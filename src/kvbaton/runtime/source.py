@@ -10,7 +10,9 @@ from kvbaton.layout import RankLayout
 from kvbaton.plan import PairPlan, assign, compile_pair
 from kvbaton.protocol import Hello
 from kvbaton.protocol.handshake import expected_parts
+from kvbaton.protocol.messages import AuxPath
 from kvbaton.registry import Registration, RegistryClient
+from kvbaton.runtime.reach import PeerRank
 from kvbaton.transport.base import Transport
 
 
@@ -51,12 +53,28 @@ class Link:
     part: Part
     hello: Hello
     transport: Transport | None = None
-    """The transport that the prefill rank chose; set when it joined."""
+    """The transport that the prefill rank chose; set when it joined, as what follows."""
+    aux: AuxPath = "control"
+    """How its aux data come."""
+    reason: str = ""
+    """Why it chose so."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Transports that it chose before and that did not work here, and why."""
 
     @property
     def joined(self) -> bool:
         """Whether it answered our Hello with a Welcome."""
         return self.transport is not None
+
+    @property
+    def rank(self) -> PeerRank | None:
+        """The prefill rank, once it joined."""
+        if self.transport is None:
+            return None
+        registered = self.part.registration
+        failed = [f"{name} failed here: {why}" for name, why in self.failed.items()]
+        reason = "; ".join([self.reason, *failed])
+        return PeerRank(registered.instance, registered.coords, self.transport.name, self.aux, reason)
 
 
 @dataclass(eq=False)
@@ -86,9 +104,9 @@ class Source:
         """Whether its deployment is known to have no other data-parallel replica."""
         return any(link.part.registration.coords.dp[1] == 1 for link in self.links.values())
 
-    def part(self, index: int) -> Part:
-        """The prefill rank at this place of the grid."""
-        return next(link.part for link in self.links.values() if link.index == index)
+    def link(self, index: int) -> Link:
+        """The connection to the prefill rank at this place of the grid."""
+        return next(link for link in self.links.values() if link.index == index)
 
     @property
     def sending(self) -> tuple[int, ...]:
@@ -109,6 +127,7 @@ class Wishes(NamedTuple):
     destinations: int
     striped: bool
     cast: bool
+    aux: AuxPath
 
 
 class LookedUp(NamedTuple):

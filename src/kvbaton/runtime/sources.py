@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from kvbaton.errors import DeadlineExceeded, KVBatonError, PeerLost, TransferAborted
+import msgspec
+
+from kvbaton.errors import DeadlineExceeded, KVBatonError, PeerLost, TransferAborted, TransportError
 from kvbaton.protocol import Action, DecodeCore, Refused, Welcome
 from kvbaton.protocol.failures import Failure
 from kvbaton.protocol.handshake import check_welcome, make_hello, refusal
 from kvbaton.registry import RegistryClient
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.fencing import LostPeers
+from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.source import Link, LookedUp, Source, SourceKey, Wishes, look_up
 
 logger = logging.getLogger(__name__)
@@ -55,10 +58,13 @@ class Sources:
         self._user = user
         self._deployment = deployment
         settings = context.settings
-        self._wishes = Wishes(context.layout, destination_index, destinations, settings.striped, settings.cast)
+        self._wishes = Wishes(
+            context.layout, destination_index, destinations, settings.striped, settings.cast, settings.aux
+        )
         self._current: dict[SourceKey, Source] = {}
         self._retired: set[Source] = set()
         self._source_of_peer: dict[str, Source] = {}
+        self._aux_logged = False
         self._lost = LostPeers(context.settings.fence_retry_seconds)
 
     def use(self, number: int, key: SourceKey, client: RegistryClient) -> Source:
@@ -71,6 +77,11 @@ class Sources:
     def current(self, key: SourceKey, client: RegistryClient) -> Source:
         """The source of this key, without using it: new if there is none, and then perhaps failed at once."""
         return self._current.get(key) or self._find(key, client)
+
+    def peers(self) -> tuple[PeerRank, ...]:
+        """The prefill ranks that are joined. On any thread."""
+        sources = dict.fromkeys(list(self._source_of_peer.values()))
+        return tuple(rank for source in sources for link in list(source.links.values()) if (rank := link.rank))
 
     def only_replica(self, registry: str) -> SourceKey | None:
         """The key of the source that serves every room of a registry, if that is known."""
@@ -106,7 +117,8 @@ class Sources:
                 raise refusal(link.hello, message)
             if source.mismatch is not None:
                 raise source.mismatch
-            self._join(link, message, source.sending)
+            if not self._join(source, link, message):
+                return
         except KVBatonError as error:
             self._fail(source, error)
             return
@@ -176,7 +188,7 @@ class Sources:
         context, parts, wishes = self._context, found.parts, self._wishes
         source.mismatch = found.mismatch
         grid = tuple(part.registration.layout for part in parts)
-        descriptors = {name: transport.describe() for name, transport in context.transports.items()}
+        descriptors = self._describe()
         for index, part in enumerate(parts):
             if not self._lost.waits_for(part.registration.instance):
                 # It may have been cut off before, and live: it greets us anew, and what it had stays cut off.
@@ -191,12 +203,29 @@ class Sources:
                 source_index=index,
                 transports=descriptors,
             )
-            source.links[peer] = Link(peer, index, part, hello)
-            self._source_of_peer[peer] = source
-            context.send(peer, hello)
+            self._say_hello(source, Link(peer, index, part, hello))
 
-    def _join(self, link: Link, welcome: Welcome, sending: tuple[int, ...]) -> None:
-        check_welcome(link.hello, welcome, sending)
+    def _describe(self) -> dict[str, bytes]:
+        """Our descriptor of each transport that has one. Raises `TransportError` with all reasons if none has."""
+        descriptors, failed = {}, []
+        for name, transport in self._context.transports.items():
+            try:
+                descriptors[name] = transport.describe()
+            except TransportError as error:
+                failed.append(f"{name}: {error}")
+                logger.warning("decode: transport %s is not offered: %s", name, error)
+        if not descriptors:
+            raise TransportError("; ".join(failed))
+        return descriptors
+
+    def _say_hello(self, source: Source, link: Link) -> None:
+        source.links[link.peer] = link
+        self._source_of_peer[link.peer] = source
+        self._context.send(link.peer, link.hello)
+
+    def _join(self, source: Source, link: Link, welcome: Welcome) -> bool:
+        """Take a prefill rank in; False if its choice does not work here, and it was greeted again without that."""
+        check_welcome(link.hello, welcome, source.sending)
         registered = link.part.registration
         if welcome.instance != registered.instance:
             raise PeerLost(
@@ -204,11 +233,41 @@ class Sources:
                 f"{registered.instance}, {welcome.instance} answered; the next request looks it up again"
             )
         transport = self._context.transports[welcome.transport]
-        transport.admit(welcome.descriptor)
+        try:
+            transport.admit(welcome.descriptor)
+        except TransportError as error:
+            self._greet_without(source, link, welcome.transport, error)
+            return False
         self._lost.forgive(registered.instance, self._core.may_write)
         name = link.part.name(link.index, len(link.hello.sources))
         self._user.perform(self._core.peer_joined(link.peer, link.index, welcome.parts, name))
-        link.transport = transport
+        link.transport, link.aux, link.reason = transport, welcome.aux, welcome.reason
+        logger.info("decode: prefill rank %s writes by %s", registered.coords, welcome.reason or welcome.transport)
+        if welcome.aux != link.hello.aux and not self._aux_logged:
+            self._aux_logged = True
+            logger.warning(
+                "decode: aux data come over the control channel although %s was asked for: %s",
+                link.hello.aux,
+                welcome.reason,
+            )
+        return True
+
+    def _greet_without(self, source: Source, link: Link, name: str, error: TransportError) -> None:
+        """Begin anew with a prefill rank, on a new connection, without a transport that does not work here.
+
+        Raises `TransportError` if that was the last one.
+        """
+        failed = {**link.failed, name: str(error)}
+        left = {other: described for other, described in link.hello.transports.items() if other != name}
+        if not left:
+            raise TransportError("; ".join(f"{each}: {why}" for each, why in failed.items()))
+        registered = link.part.registration
+        logger.warning("decode: prefill rank %s cannot write by %s: %s", registered.coords, name, error)
+        self._context.hang_up(link.peer)
+        del source.links[link.peer], self._source_of_peer[link.peer]
+        peer = self._context.control.dial(registered.endpoint)
+        hello = msgspec.structs.replace(link.hello, transports=left)
+        self._say_hello(source, Link(peer, link.index, link.part, hello, failed=failed))
 
     # From failure or loss to the last connection's end.
 

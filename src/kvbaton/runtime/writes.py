@@ -28,12 +28,21 @@ class Writes:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def start(self, action: StartWrite, destination: Destination, chunk: Mapping[str, Pages], offer: Offer) -> None:
+    def start(
+        self,
+        action: StartWrite,
+        destination: Destination,
+        chunk: Mapping[str, Pages],
+        offer: Offer,
+        aux: Mapping[str, list[Transfer]],
+    ) -> None:
         """Write the pieces and slots that ``action`` names, from the rows of ``chunk`` to those of the ``offer``.
 
-        Where it raises, nothing was started.
+        ``aux`` goes along: transfers that are bound already, by component. Where it raises, nothing was started.
         """
-        transfers, moved = _bind(destination.plan, action, chunk, offer)
+        bound = {**_bind(destination.plan, action, chunk, offer), **aux}
+        moved = {name: sum(each.nbytes for each in transfers) for name, transfers in bound.items()}
+        transfers = [each for transfers in bound.values() for each in transfers]
         self._under_way[action.ticket] = Write(action.room, action.peer, moved)
         try:
             destination.transport.write(destination.remote, transfers, action.ticket)
@@ -46,15 +55,13 @@ class Writes:
         return self._under_way.pop(ticket, Write())
 
 
-def _bind(
-    plan: PairPlan, action: StartWrite, chunk: Mapping[str, Pages], offer: Offer
-) -> tuple[list[Transfer], dict[str, int]]:
-    bound, offered = {}, offer.components
+def _bind(plan: PairPlan, action: StartWrite, chunk: Mapping[str, Pages], offer: Offer) -> dict[str, list[Transfer]]:
+    bound: dict[str, list[Transfer]] = {}
+    offered = offer.components
     for name, tokens in action.pieces.items():
         target = Pages(rows_from_bytes(offered[name].rows), offered[name].start)
         plan.check_rings(name, offer.tokens, offer.prefix, chunk[name], target)
         bound[name] = plan.bind(name, tokens, chunk[name], target)
     for name in action.slots:
         bound[name] = plan.bind_slots(name, chunk[name].rows, rows_from_bytes(offered[name].rows))
-    moved = {name: sum(each.nbytes for each in transfers) for name, transfers in bound.items()}
-    return [each for transfers in bound.values() for each in transfers], moved
+    return bound

@@ -52,6 +52,10 @@ class Capabilities(NamedTuple):
     """It can write each piece by itself, without the peer's help, at a cost for each."""
     costs: Costs = Costs()
     """What its two ways cost, where it is one-sided."""
+    hardware: bool = False
+    """Network cards carry the bytes, not sockets of the operating system."""
+    cross_process: bool = True
+    """Works between processes."""
 
 
 class Completion(NamedTuple):
@@ -70,6 +74,10 @@ class RemotePeer(abc.ABC):
     @property
     def alive(self) -> bool:
         """Whether it can still be written to; once False, only a new `Transport.connect` helps."""
+        return True
+
+    def reaches(self, region: int) -> bool:
+        """Whether writes can go into that region of the peer: it may be registered, and of a kind that cannot be."""
         return True
 
 

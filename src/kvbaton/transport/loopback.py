@@ -88,7 +88,11 @@ class LoopbackTransport(MappedTransport):
 
     name = "loopback"
     capabilities = Capabilities(
-        mapped=True, cross_host=False, memory_kinds=frozenset({"host"}), needs_shared_memory=False
+        mapped=True,
+        cross_host=False,
+        memory_kinds=frozenset({"host"}),
+        needs_shared_memory=False,
+        cross_process=False,
     )
 
     def __init__(

@@ -43,6 +43,10 @@ class MappedPeer(RemotePeer):
         self.handle: Any = None
         """What the workers know about it."""
 
+    def reaches(self, region: int) -> bool:
+        """As `RemotePeer.reaches`: not where it could not be mapped."""
+        return region < len(self.nbytes) and bool(self.nbytes[region])
+
     def enter(self) -> str:
         """Before each chunk: empty if the peer's memory may be touched until `leave`, otherwise why not."""
         return ""

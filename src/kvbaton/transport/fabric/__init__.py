@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kvbaton.errors import ConfigurationError, TransportUnavailable
 
 if TYPE_CHECKING:
+    from kvbaton.devices.choose import Choice
     from kvbaton.transport.fabric.transport import FabricTransport
 
 FABRICS = {"nixl": "NixlFabric", "mooncake": "MooncakeFabric", "mori": "MoriFabric", "memory": "MemoryFabric"}
 """The adapters: the module ``kvbaton.transport.fabric.<name>`` and its class.
 
 A class is called with the instance id and the keywords ``options``, ``bind`` and ``advertise``; ``OPTIONS`` of its
-module, where it is there, says in words what each option is for.
+module, where it is there, says in words what each option is for. ``device_names(options)`` of it, where it is there,
+says how RDMA devices are named in the option ``devices``: "device" (mlx5_0), "port" (mlx5_0:1), or None where these
+options, or the environment, leave it nothing to be told.
 """
 
 
 def open_transport(
-    name: str, instance: str, bind: str = "127.0.0.1", advertise: str = "", options: Mapping[str, str] | None = None
+    name: str,
+    instance: str,
+    bind: str = "127.0.0.1",
+    advertise: str = "",
+    options: Mapping[str, str] | None = None,
+    near: Callable[[], Choice] | None = None,
 ) -> FabricTransport:
     """Make the transport over the fabric ``name``, which is one of `FABRICS`.
 
-    ``options`` are those of `kvbaton.transport.fabric.options.FabricOptions`, and the adapter's own. Raises
+    ``options`` are those of `kvbaton.transport.fabric.options.FabricOptions`, and the adapter's own; devices that they
+    do not name are what ``near`` finds. Raises
     `ConfigurationError` for others, `TransportUnavailable` where the library or the device is missing.
     """
     from kvbaton.transport.fabric.options import FabricOptions
@@ -40,12 +50,23 @@ def open_transport(
             f"{name} cannot be used here: {error}; install its library with pip install 'kvbaton[{name}]'"
         ) from error
     _check_own(name, own, getattr(module, "OPTIONS", None))
-    fabric = adapter(instance, options=own, bind=bind, advertise=advertise)
+    fabric = adapter(instance, options=_with_devices(module, own, near), bind=bind, advertise=advertise)
     try:
         return FabricTransport(instance, fabric, bind=bind, advertise=advertise, options=generic)
     except BaseException:
         fabric.close()
         raise
+
+
+def _with_devices(module: ModuleType, own: dict[str, str], near: Callable[[], Choice] | None) -> dict[str, str]:
+    """The options of an adapter, with the network devices that are near where it can be told."""
+    names = getattr(module, "device_names", None)
+    form = None if near is None or own.get("devices") or names is None else names(own)
+    if near is None or form is None:
+        return own
+    choice = near()
+    chosen = choice.ports if form == "port" else choice.devices
+    return {**own, "devices": ",".join(chosen)} if chosen else own
 
 
 def _check_own(name: str, given: Mapping[str, str], known: object) -> None:

@@ -84,6 +84,7 @@ class FabricTransport(Transport):
             memory_kinds=HOST if packed else fabric.memory_kinds,
             needs_shared_memory=False,
             one_sided=not packed,
+            hardware=fabric.hardware,
             costs=costs_of(fabric.name),
         )
         address = Endpoint.parse(bind, default_port=0)

@@ -1,0 +1,88 @@
+"""``python -m kvbaton.doctor.attempt NAME``: one transport writes some bytes from itself to itself, in this process.
+
+A process of its own, since a vendor's library may end it, or never return. Prints one line of JSON: an `Attempt`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from kvbaton.doctor.rows import near_host_memory, rows_transfer
+from kvbaton.errors import KVBatonError, TransportError, TransportUnavailable
+from kvbaton.memory import Region, SharedMemory
+from kvbaton.transport import Transport, create
+
+SECONDS = 10.0
+NBYTES = 1 << 20
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """What a transport did when it was asked to."""
+
+    name: str
+    state: Literal["works", "missing", "fails"]
+    reason: str = ""
+    """Why it is missing, or how it failed."""
+    mapped: bool = False
+    cross_host: bool = False
+    cross_process: bool = False
+    memory_kinds: tuple[str, ...] = ()
+
+
+def attempt(name: str) -> Attempt:
+    """Make two transports of that name and have one write to the other. Never raises what kvbaton raises on purpose."""
+    writer = destination = None
+    source, target = SharedMemory(NBYTES), SharedMemory(NBYTES)
+    source.array[:] = np.arange(NBYTES // 4, dtype=np.uint32).view(np.uint8)
+    try:
+        writer = create(name, instance=f"doctor-{uuid.uuid4().hex}", near=near_host_memory)
+        destination = create(name, instance=f"doctor-{uuid.uuid4().hex}", near=near_host_memory)
+        writer.register([Region.of(source)])
+        destination.register([Region.of(target)])
+        destination.admit(writer.describe())
+        write_all(writer, destination)
+    except TransportUnavailable as error:
+        return Attempt(name, "missing", str(error))
+    except KVBatonError as error:
+        return Attempt(name, "fails", str(error))
+    else:
+        arrived = bool(np.array_equal(source.array, target.array))
+        can = writer.capabilities
+        return Attempt(
+            name,
+            "works" if arrived else "fails",
+            "" if arrived else "a write ended without an error, but its bytes are not all there",
+            can.mapped,
+            can.cross_host,
+            can.cross_process,
+            tuple(sorted(can.memory_kinds)),
+        )
+    finally:
+        for transport in (writer, destination):
+            if transport is not None:
+                transport.close()
+
+
+def write_all(writer: Transport, destination: Transport) -> None:
+    """One write of all memory. Raises `TransportError` if it fails or does not end."""
+    peer = writer.connect(destination.describe())
+    writer.write(peer, [rows_transfer(NBYTES)], 1)
+    give_up = time.monotonic() + SECONDS
+    while not (ended := writer.poll()):
+        destination.poll()
+        if time.monotonic() > give_up:
+            raise TransportError(f"a write of {NBYTES} bytes did not end within {SECONDS:g} s")
+        time.sleep(0.001)
+    if ended[0].error:
+        raise TransportError(ended[0].error)
+    writer.disconnect(peer)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(msgspec.json.encode(attempt(sys.argv[1])).decode() + "\n")

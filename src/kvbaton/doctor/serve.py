@@ -1,0 +1,106 @@
+"""``kvbaton doctor --serve``: waits for doctors of other machines that want to measure the way to this one.
+
+Each visit is a process of its own, since a vendor's library may end it or never return: at most `VISITS` at a time, and
+`VISIT_SECONDS` long. Who does not begin as a doctor does is turned away before a process is made for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import subprocess
+import sys
+import threading
+
+from kvbaton.address import Endpoint
+from kvbaton.doctor import wire
+from kvbaton.errors import AddressError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 8899
+VISITS = 4
+VISIT_SECONDS = 120.0
+GREETING_SECONDS = 5.0
+WAITING = 16
+"""Connections that may be looked at or served at a time; others are closed at once."""
+
+
+class DoctorServer:
+    """Listens from the start; `run` serves until `close`. Raises `AddressError` for an address that cannot be used."""
+
+    def __init__(self, where: str) -> None:
+        address = Endpoint.parse(where, default_port=DEFAULT_PORT)
+        try:
+            family, _, _, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+            self._listener = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            raise AddressError(f"cannot listen on {address}: {error}") from error
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._listener.bind(target)
+            self._listener.listen(WAITING)
+        except OSError as error:
+            self._listener.close()
+            raise AddressError(f"cannot listen on {address}: {error}") from error
+        self.address = Endpoint(address.host, self._listener.getsockname()[1])
+        self._closed = threading.Event()
+        self._room = threading.Semaphore(WAITING)
+        self._visits = threading.Semaphore(VISITS)
+
+    def run(self) -> None:
+        """Serve until `close`."""
+        while not self._closed.is_set():
+            readable, _, _ = select.select([self._listener], [], [], 0.2)
+            if not readable:
+                continue
+            with contextlib.suppress(OSError):
+                visitor, address = self._listener.accept()
+                if not self._room.acquire(blocking=False):
+                    visitor.close()
+                    continue
+                thread = threading.Thread(target=self._receive, args=(visitor, str(address[0])), daemon=True)
+                thread.start()
+        self._listener.close()
+
+    def close(self) -> None:
+        """Let `run` end; visits that are under way end by themselves."""
+        self._closed.set()
+
+    def _receive(self, visitor: socket.socket, address: str) -> None:
+        try:
+            with visitor:
+                if not wire.begins_like_a_doctor(visitor, GREETING_SECONDS):
+                    logger.warning("doctor: %s did not speak like a doctor of kvbaton", address)
+                elif not self._visits.acquire(timeout=GREETING_SECONDS):
+                    logger.warning("doctor: %s came while %d others were measuring", address, VISITS)
+                else:
+                    try:
+                        self._visit(visitor, address)
+                    finally:
+                        self._visits.release()
+        finally:
+            self._room.release()
+
+    @staticmethod
+    def _visit(visitor: socket.socket, address: str) -> None:
+        logger.warning("doctor: %s measures", address)
+        command = [sys.executable, "-m", "kvbaton.doctor.session", str(visitor.fileno())]
+        try:
+            ended = subprocess.run(
+                command,
+                pass_fds=[visitor.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=VISIT_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            logger.warning("doctor: the visit of %s lasted longer than %g s and was ended", address, VISIT_SECONDS)
+            return
+        if ended.returncode:
+            said = ended.stderr.decode(errors="replace").strip().splitlines()
+            logger.warning("doctor: the visit of %s ended with %d: %s", address, ended.returncode, (said or ["?"])[-1])

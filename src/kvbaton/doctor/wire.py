@@ -1,0 +1,133 @@
+"""What two doctors say to each other: small frames on one TCP connection, bounded, and plain values only."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import Annotated, TypeVar, Union
+
+import msgspec
+from msgspec import Meta
+
+from kvbaton.errors import ProtocolError
+
+VERSION = 1
+MAX_FRAME_BYTES = 2 << 20
+STEP_SECONDS = 20.0
+"""How long the other side may take to answer: transports may wait some seconds for devices."""
+
+_HEAD = struct.Struct("<4sI")
+_MAGIC = b"KVBD"
+
+Text = Annotated[str, Meta(max_length=2000)]
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
+Descriptor = Annotated[bytes, Meta(max_length=1 << 16)]
+
+
+class Greeting(msgspec.Struct, frozen=True, tag="greeting", forbid_unknown_fields=True):
+    """First, from the side that measures: the transports that work there."""
+
+    version: Annotated[int, Meta(ge=0, le=0xFFFF)]
+    transports: Annotated[tuple[Name, ...], Meta(max_length=16)]
+
+
+class Offers(msgspec.Struct, frozen=True, tag="offers", forbid_unknown_fields=True):
+    """The answer: who is here, a descriptor for each transport that works here too, and why the others do not."""
+
+    version: Annotated[int, Meta(ge=0, le=0xFFFF)]
+    host: Text
+    libraries: Annotated[dict[Name, Text], Meta(max_length=32)]
+    transports: Annotated[dict[Name, Descriptor], Meta(max_length=16)]
+    missing: Annotated[dict[Name, Text], Meta(max_length=16)]
+
+
+class Admit(msgspec.Struct, frozen=True, tag="admit", forbid_unknown_fields=True):
+    """Let the owner of this descriptor write."""
+
+    transport: Name
+    descriptor: Descriptor
+
+
+class Check(msgspec.Struct, frozen=True, tag="check", forbid_unknown_fields=True):
+    """Asks for the checksum of what was written."""
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping", forbid_unknown_fields=True):
+    """Asks for an empty answer."""
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer", forbid_unknown_fields=True):
+    """The answer to each of the others."""
+
+    error: Text = ""
+    checksum: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)] = 0
+
+
+Message = Union[Greeting, Offers, Admit, Check, Ping, Answer]  # noqa: UP007 (msgspec reads it at run time)
+Kind = TypeVar("Kind", Greeting, Offers, Admit, Check, Ping, Answer)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def send(sock: socket.socket, message: Message) -> None:
+    """Send one frame. Raises ``OSError``."""
+    packed = _encoder.encode(message)
+    sock.sendall(_HEAD.pack(_MAGIC, len(packed)) + packed)
+
+
+def receive(sock: socket.socket) -> Message | None:
+    """The next message; None if the connection ended between two. Raises `ProtocolError`, or ``OSError``."""
+    head = _receive(sock, _HEAD.size)
+    if not head:
+        return None
+    if len(head) < _HEAD.size or not head.startswith(_MAGIC):
+        raise ProtocolError(f"what answers there is no doctor of kvbaton: it began with {head!r}")
+    length = _HEAD.unpack(head)[1]
+    if length > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {length} bytes is longer than a doctor's may be ({MAX_FRAME_BYTES} bytes)")
+    packed = _receive(sock, length)
+    if len(packed) < length:
+        raise ProtocolError(f"the connection ended after {len(packed)} of {length} bytes of a frame")
+    try:
+        return _decoder.decode(packed)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"a frame of a doctor cannot be decoded: {error}") from None
+
+
+def begins_like_a_doctor(sock: socket.socket, seconds: float) -> bool:
+    """Whether the first bytes that come within so many seconds are those of a frame; they stay to be read."""
+    give_up = time.monotonic() + seconds
+    try:
+        while (left := give_up - time.monotonic()) > 0:
+            sock.settimeout(left)
+            seen = sock.recv(_HEAD.size, socket.MSG_PEEK)
+            if not seen or not _MAGIC.startswith(seen[: len(_MAGIC)]):
+                return False
+            if len(seen) == _HEAD.size:
+                return True
+            # A peek returns at once as long as something is there.
+            time.sleep(0.01)
+    except OSError:
+        pass
+    return False
+
+
+def expect(sock: socket.socket, kind: type[Kind]) -> Kind:
+    """The next message, of that kind. Raises `ProtocolError` for another one or none, or ``OSError``."""
+    message = receive(sock)
+    if not isinstance(message, kind):
+        came = "the connection ended" if message is None else f"{type(message).__name__} came"
+        raise ProtocolError(f"{came} where {kind.__name__} was expected")
+    return message
+
+
+def _receive(sock: socket.socket, nbytes: int) -> bytes:
+    received = bytearray()
+    while len(received) < nbytes:
+        part = sock.recv(min(nbytes - len(received), 1 << 16))
+        if not part:
+            break
+        received += part
+    return bytes(received)

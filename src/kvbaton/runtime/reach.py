@@ -1,0 +1,94 @@
+"""How a prefill rank reaches a decode rank: by the first transport that both have and that works."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from kvbaton.errors import TransportError
+from kvbaton.layout import Coords
+from kvbaton.protocol import Hello
+from kvbaton.protocol.handshake import Accepted
+from kvbaton.protocol.messages import AuxPath
+from kvbaton.runtime.context import Context
+from kvbaton.transport.base import RemotePeer, Transport
+from kvbaton.transport.preference import preference
+
+logger = logging.getLogger(__name__)
+
+
+class Reached(NamedTuple):
+    """A decode rank that was connected to."""
+
+    transport: Transport
+    remote: RemotePeer
+    aux: AuxPath
+    """How aux data travel to it."""
+    reason: str
+    """Why this transport, and why not those before it; for people."""
+
+
+class PeerRank(NamedTuple):
+    """A rank of the other side that passed the handshake, as `Manager.peers` shows it."""
+
+    instance: str
+    coords: Coords
+    transport: str
+    """The name of the transport that carries the data of this pair."""
+    aux: AuxPath
+    """How its aux data travel."""
+    reason: str
+    """Why this transport and this way."""
+
+
+def reach(context: Context, hello: Hello, accepted: Accepted) -> Reached:
+    """Connect by the first of ``accepted.transports`` that works and reaches all memory that the pair needs. May block.
+
+    Raises `TransportError` with the reason of each that did not.
+    """
+    tried: list[str] = []
+    for name in accepted.transports:
+        transport = context.transports[name]
+        try:
+            remote = transport.connect(hello.transports[name])
+        except TransportError as error:
+            tried.append(f"{name}: {error}")
+            continue
+        out_of_reach = _out_of_reach(hello, accepted, remote, aux=False)
+        if out_of_reach:
+            tried.append(f"{name}: {out_of_reach}")
+            transport.disconnect(remote)
+            continue
+        reasons = [preference(transport.capabilities).reason, *_others(accepted, tried, context)]
+        aux: AuxPath = "control"
+        if hello.aux == "fabric":
+            aux_out_of_reach = _out_of_reach(hello, accepted, remote, aux=True)
+            aux = "control" if aux_out_of_reach else "fabric"
+            if aux_out_of_reach:
+                reasons.append(f"aux data go over the control channel: {aux_out_of_reach}")
+        reached = Reached(transport, remote, aux, f"{name}: {'; '.join(reasons)}")
+        # What both have and does not work is worth a look; everything else is as it should be.
+        level = logging.WARNING if tried else logging.INFO
+        logger.log(level, "prefill: decode rank %s is reached by %s", hello.layout.coords, reached.reason)
+        return reached
+    raise TransportError(
+        f"prefill rank {context.layout.coords} cannot reach decode rank {hello.layout.coords}: {'; '.join(tried)}"
+    )
+
+
+def _others(accepted: Accepted, tried: list[str], context: Context) -> list[str]:
+    """What there is to say of transports that were not taken."""
+    common = f"both have {', '.join(accepted.transports)}" if len(accepted.transports) > 1 else "both have no other"
+    failed = [f"tried before, {each}" for each in tried]
+    return [common, *failed, *(f"not here, {name}: {why}" for name, why in context.left_out.items())]
+
+
+def _out_of_reach(hello: Hello, accepted: Accepted, remote: RemotePeer, *, aux: bool) -> str:
+    """A region of the decode rank that the pair moves data into and that ``remote`` cannot write; empty if none."""
+    for component in hello.layout.components:
+        if component.name not in accepted.plan.components or component.kind.aux is not aux:
+            continue
+        for tensor in component.tensors:
+            if tensor.rows and not remote.reaches(tensor.region):
+                return f"it cannot write into region {tensor.region} of the decode rank (component {component.name})"
+    return ""

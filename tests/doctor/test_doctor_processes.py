@@ -1,0 +1,233 @@
+"""The doctor with real processes and sockets: attempts, a peer over loopback, and peers that are none."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from kvbaton.doctor import wire
+from kvbaton.doctor.examine import measure_peer, try_transports
+from kvbaton.doctor.measure import measure
+from kvbaton.doctor.serve import DoctorServer
+from kvbaton.errors import AddressError, ProtocolError
+
+
+@contextmanager
+def serving():
+    """``kvbaton doctor --serve`` in a process; gives its address."""
+    command = [sys.executable, "-u", "-m", "kvbaton", "doctor", "--serve", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said = process.stdout.readline()
+            yield re.search(r"listens on (\S+);", said)[1]
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+@contextmanager
+def stranger(answer):
+    """Listens, calls ``answer(sock)`` for the first who comes, and gives the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def run():
+            sock, _ = listener.accept()
+            with sock:
+                answer(sock)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+def test_each_transport_of_the_release_is_tried():
+    shm, unknown = try_transports(["shm", "carrier pigeons"])
+    assert (shm.state, shm.mapped, shm.cross_process, shm.memory_kinds) == ("works", True, True, ("host",))
+    assert unknown.state == "fails"
+    assert "carrier pigeons" in unknown.reason
+
+
+def test_a_transport_that_does_not_return_is_ended():
+    (late,) = try_transports(["shm"], seconds=0.001)
+    assert late.state == "fails"
+    assert "took longer than 0.001 s" in late.reason
+
+
+def test_two_doctors_measure_the_way_between_them():
+    with serving() as address:
+        command = [sys.executable, "-m", "kvbaton", "doctor", "--peer", address, "--json"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        assert ended.returncode == 0, ended.stderr
+        report = json.loads(ended.stdout)
+    assert report["works"]
+    assert report["peer"]["error"] == ""
+    assert report["peer"]["round_trip_seconds"] > 0
+    measured = {each["name"]: each for each in report["peer"]["transports"]}
+    for name in ("shm", "tcp"):
+        assert measured[name]["state"] == "works", measured[name]
+        assert measured[name]["round_trip_seconds"] > 0
+        assert measured[name]["bytes_per_second"] > 0
+    assert "loopback" not in measured
+
+
+def test_nobody_at_the_peers_address():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    report = measure_peer(address, ["tcp"])
+    assert "start 'kvbaton doctor --serve' there" in report.error
+    assert not report.works
+
+
+def test_the_exit_code_is_1_where_nothing_works_with_the_peer():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    command = [sys.executable, "-m", "kvbaton", "doctor", "--peer", address]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert "was not measured to the end" in " ".join(ended.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no doctor of kvbaton"),
+        (b"", "the connection ended where Offers was expected"),
+        (b"KVBD\xff\xff\xff\xff", "longer than a doctor's may be"),
+        (b"KVBD\x08\x00\x00\x00abc", "ended after 3 of 8 bytes"),
+        (b"KVBD\x03\x00\x00\x00abc", "cannot be decoded"),
+    ],
+)
+def test_a_peer_that_is_no_doctor_is_a_clear_error(said, error):
+    def answer(sock):
+        sock.recv(1 << 16)
+        sock.sendall(said)
+
+    with stranger(answer) as address:
+        *_, last = measure(address, ("tcp",))
+    assert error in last.error
+    assert not last.works
+
+
+def test_a_peer_of_another_version_is_named():
+    def answer(sock):
+        sock.recv(1 << 16)
+        wire.send(sock, wire.Offers(9, "far away", {}, {}, {}))
+
+    with stranger(answer) as address:
+        *_, last = measure(address, ("tcp",))
+    assert "speaks version 9, this one 1" in last.error
+    assert last.host == "far away"
+
+
+def test_a_silent_peer_is_given_up(monkeypatch):
+    monkeypatch.setattr(wire, "STEP_SECONDS", 0.2)
+    over = threading.Event()
+    with stranger(lambda sock: over.wait(60)) as address:
+        *_, last = measure(address, ("tcp",))
+        over.set()
+    assert "it did not answer in time" in last.error
+
+
+def test_a_measurement_that_hangs_is_ended_and_what_was_found_is_kept():
+    over = threading.Event()
+
+    def answer(sock):
+        wire.expect(sock, wire.Greeting)
+        wire.send(sock, wire.Offers(wire.VERSION, "half way", {}, {"tcp": b"?"}, {}))
+        while isinstance(message := wire.receive(sock), wire.Ping):
+            wire.send(sock, wire.Answer())
+        assert isinstance(message, wire.Admit)
+        over.wait(60)
+
+    with stranger(answer) as address:
+        report = measure_peer(address, ["tcp"], seconds=4)
+        over.set()
+    assert report.host == "half way"
+    assert "took longer than 4 s and was ended while transport tcp was tried" in report.error
+
+
+def test_a_descriptor_that_is_none_fails_that_transport_only():
+    def answer(sock):
+        wire.expect(sock, wire.Greeting)
+        wire.send(sock, wire.Offers(wire.VERSION, "liar", {}, {"tcp": b"\xc1", "shm": b"x"}, {"nixl": "no card"}))
+        while wire.receive(sock) is not None:
+            wire.send(sock, wire.Answer())
+
+    with stranger(answer) as address:
+        *_, last = measure(address, ("tcp", "shm", "nixl"))
+    assert [(each.name, each.state) for each in last.transports] == [
+        ("tcp", "fails"),
+        ("shm", "fails"),
+        ("nixl", "missing"),
+    ]
+    assert last.transports[2].reason == "at the peer: no card"
+    assert last.error == ""
+
+
+@pytest.fixture
+def server():
+    server = DoctorServer("127.0.0.1:0")
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield server
+    server.close()
+    thread.join()
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.0\r\n\r\n", b"KVBD\xff\xff\xff\xff" + bytes(32), b"KV"])
+def test_a_visitor_that_is_no_doctor_harms_nobody(server, said, monkeypatch):
+    monkeypatch.setattr("kvbaton.doctor.serve.GREETING_SECONDS", 0.5)
+    where = (server.address.host, server.address.port)
+    with socket.create_connection(where) as sock:
+        sock.sendall(said)
+        sock.settimeout(60)
+        with suppress(ConnectionResetError):
+            assert sock.recv(100) == b""
+    *_, last = measure(str(server.address), ("shm",))
+    assert [each.state for each in last.transports] == ["works"]
+
+
+def test_a_visitor_may_not_ask_for_what_was_not_offered(server):
+    with socket.create_connection((server.address.host, server.address.port)) as sock:
+        sock.settimeout(60)
+        wire.send(sock, wire.Greeting(wire.VERSION, ("no such", "tcp")))
+        offers = wire.expect(sock, wire.Offers)
+        assert sorted(offers.transports) == ["tcp"]
+        assert offers.missing == {"no such": "this release does not have it"}
+        wire.send(sock, wire.Admit("shm", b""))
+        assert "was not offered" in wire.expect(sock, wire.Answer).error
+        wire.send(sock, wire.Admit("tcp", b""))
+        assert "not a descriptor" in wire.expect(sock, wire.Answer).error
+        wire.send(sock, wire.Greeting(wire.VERSION, ()))
+        with pytest.raises((ProtocolError, ConnectionResetError)):
+            wire.expect(sock, wire.Answer)
+
+
+def test_an_address_that_is_taken_is_refused(server):
+    with pytest.raises(AddressError, match="cannot listen on"):
+        DoctorServer(str(server.address))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--serve", "--json"], "leave --peer and --json"),
+        (["10.0.0.1:8899"], "did you mean --peer 10.0.0.1:8899?"),
+        (["--peer", "a:b:c"], "no IPv6 address"),
+        (["--serve", "1.2.3"], "no IPv4 address"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(arguments, message):
+    command = [sys.executable, "-m", "kvbaton", "doctor", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
