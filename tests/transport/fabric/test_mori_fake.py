@@ -16,10 +16,12 @@ import pytest
 
 from kvbaton.errors import AddressError, ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
+from kvbaton.transport.conformance import Conformance, NotApplicable
 from kvbaton.transport.fabric import mori as mori_module
 from kvbaton.transport.fabric import mori_guards, mori_peer
 from kvbaton.transport.fabric.base import Writes
 from kvbaton.transport.fabric.mori import MoriFabric
+from kvbaton.transport.fabric.transport import FabricTransport
 
 CANARY = 0xEE
 NBYTES = 1 << 16
@@ -630,3 +632,15 @@ def test_threads_that_post_need_one_device(world, monkeypatch):
         MoriFabric("one", {"num_worker_threads": "2"})
     monkeypatch.setenv("MORI_IO_RDMA_NIC_IDX", "0")
     MoriFabric("one", {"num_worker_threads": "2"}).close()
+
+
+@pytest.mark.parametrize("executor", ["packed", "direct", "auto"])
+@pytest.mark.parametrize("check", Conformance.names())
+def test_promise_is_kept_over_the_fake(world, check, executor):
+    def make(instance):
+        return FabricTransport(instance, MoriFabric(instance, {"qp_per_transfer": "2"}), options={"executor": executor})
+
+    try:
+        Conformance(make).run(check)
+    except NotApplicable as missing:
+        pytest.skip(f"mori, {executor}: {missing}")

@@ -69,7 +69,7 @@ class MoriFabric(Fabric):
             write_bytes=BATCH_BYTES,
             posts=POSTS,
         )
-        self._lock = threading.Lock()
+        self._connecting, self._lock = threading.Lock(), threading.Lock()
         self._routes: dict[str, Route] = {}
         self._peers: set[MoriPeer] = set()
         self._posted: dict[int, Posted] = {}
@@ -100,13 +100,13 @@ class MoriFabric(Fabric):
                 f"with{'' if described.notifications else 'out'} notifications, this side over "
                 f"{', '.join(backends)} without; give both the same options"
             )
-        with self._lock:
-            route = next((r for r in self._routes.values() if r.described == described and not r.error), None)
-            if route is None or not route.answers():
-                route = self._open(described, name)
-            route.users += 1
+        with self._connecting:
+            known = [r for r in list(self._routes.values()) if r.described == described and not r.error]
+            route = known[0] if known and known[0].answers() else self._open(described, name)
             peer = MoriPeer(name, route)
-            self._peers.add(peer)
+            with self._lock:
+                route.users += 1
+                self._peers.add(peer)
         return peer
 
     def post(self, peer: FabricPeer, writes: Writes, handle: int) -> None:
