@@ -342,7 +342,7 @@ class IOEngineSession:
         self.engine, self.pairs, self.local, self.remote, self.keys = engine, pairs, local, remote, keys
 
     def alive(self):
-        return not any(pair.dead for pair in self.pairs)
+        return not any(pair.dead for pair in self.pairs or ())
 
     def read(self, local_offset, remote_offset, size, uid):
         return self._post([local_offset], [remote_offset], [size], uid, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import secrets
+import time
 import zlib
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -113,20 +114,30 @@ class Route:
         return session
 
     def answers(self) -> bool:
-        """Whether the peer's token can be read; else the route has failed. True where there is no RDMA to lose."""
+        """Whether the peer's token can be read over each queue pair; else the route has failed.
+
+        True where there is no RDMA to lose.
+        """
         if not self.described.token or not self.own.rdma:
             return True
-        row = 1 + next(self.own.slots) % (SLOTS - 1)
-        self.own.scratch[row] = 0
-        status = self.session(0, 0).read(row * TOKEN_BYTES, 0, TOKEN_BYTES, next(self.uids))
-        code = int(status.WaitFor(int(1000 * CONNECT_SECONDS)))
-        if code in (INIT, IN_PROGRESS):
-            self.own.kept.append(status)
-            self.fail(f"it did not answer within {CONNECT_SECONDS:g} s")
-        elif code != SUCCESS:
-            self.fail(status.Message())
-        elif self.own.scratch[row].tobytes() != self.described.token:
-            self.fail("another process listens at its address now; get its new descriptor")
+        if not all(session.alive() for session in list(self.sessions.values())):
+            self.fail("its queue pairs broke")
+            return False
+        limit = time.monotonic() + CONNECT_SECONDS
+        rows = [1 + next(self.own.slots) % (SLOTS - 1) for _ in range(self.own.settings.queue_pairs)]
+        self.own.scratch[rows] = 0
+        session = self.session(0, 0)
+        reads = [session.read(row * TOKEN_BYTES, 0, TOKEN_BYTES, pair) for pair, row in enumerate(rows)]
+        for row, status in zip(rows, reads, strict=True):
+            code = int(status.WaitFor(max(0, int(1000 * (limit - time.monotonic())))))
+            if code in (INIT, IN_PROGRESS):
+                self.fail(f"it did not answer within {CONNECT_SECONDS:g} s")
+            elif code != SUCCESS:
+                self.fail(status.Message())
+            elif self.own.scratch[row].tobytes() != self.described.token:
+                self.fail("another process listens at its address now; get its new descriptor")
+        if self.error:
+            self.own.kept += reads  # The library may still write into them.
         return not self.error
 
     def fail(self, why: str, *, is_cause: bool = False) -> None:
