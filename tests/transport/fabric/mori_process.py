@@ -6,15 +6,15 @@ import numpy as np
 
 from kvbaton.errors import TransportError
 from kvbaton.memory import Region
+from kvbaton.transport import create
 from kvbaton.transport.conformance.case import CANARY, rows
 from kvbaton.transport.fabric.mori import MoriFabric
-from kvbaton.transport.fabric.transport import FabricTransport
 
 ROW = 1 << 20
 
 
 def transport(instance, executor, options):
-    return FabricTransport(instance, MoriFabric(instance, options), options={"executor": executor})
+    return create("mori", instance=instance, options={"executor": executor, **options})
 
 
 def destination(executor, options, nbytes, connection):

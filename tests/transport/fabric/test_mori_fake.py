@@ -89,6 +89,11 @@ def connect(ends, world):
     return peer
 
 
+def pairs_of(world, peer):
+    """The queue pairs to a peer; a fabric has some to itself, too."""
+    return [pair for pair in world.pairs if pair.alias == peer.route.key]
+
+
 def scattered(count=100, nbytes=100, seed=2):
     random = np.random.default_rng(seed)
     rows = NBYTES // count
@@ -188,7 +193,7 @@ def test_an_error_is_reported_only_when_no_queue_pair_works_on_it(ends, world):
     peer = connect(ends, world)
     world.stall = 1
     ends.writer.post(peer, scattered(), 1)
-    world.pairs[0].dead = True
+    pairs_of(world, peer)[0].dead = True
     for _ in range(20):
         assert ends.writer.poll() == []
     assert not peer.alive
@@ -288,7 +293,7 @@ def test_a_connection_that_broke_unnoticed_is_found_by_connect(ends, world, monk
     if not tells:
         monkeypatch.setattr(fake_mori.IOEngineSession, "alive", lambda session: True)
     first = ends.connect()
-    world.pairs[1].dead = True
+    pairs_of(world, first)[1].dead = True
     second = ends.connect()
     assert second.route is not first.route
     assert (first.alive, second.alive) == (False, True)
@@ -296,7 +301,8 @@ def test_a_connection_that_broke_unnoticed_is_found_by_connect(ends, world, monk
 
 def test_connections_to_one_engine_share_its_queue_pairs(ends, world):
     first, second = ends.connect(), ends.connect()
-    assert len(world.pairs) == 3
+    assert len(pairs_of(world, second)) == 3
+    assert first.route is second.route
     assert ends.writer.disconnect(first) is True
     ends.writer.post(second, scattered(), 1)
     assert ends.end() == [(1, "")]
@@ -356,9 +362,9 @@ def test_only_connect_talks_to_the_peer(world):
     writer, destination = ends.make("w"), ends.make("d")
     writer.register([Region.of(source) for source in sources])
     destination.register([Region.of(memory) for memory in memories])
-    peer = writer.connect(destination.describe(), "d")
     assert len(ends.engine(writer).keys) == 1 + len(sources)
     assert len(ends.engine(destination).keys) == 1 + len(memories)
+    peer = writer.connect(destination.describe(), "d")
     ends.engine(destination).hung = True
     ends.writer = writer
     offset, one = np.zeros(1, np.int64), np.ones(1, np.int64)

@@ -79,9 +79,15 @@ class MoriFabric(Fabric):
         self._closed = False
 
     def register(self, regions: Sequence[Region]) -> None:
-        """As `Fabric.register`. Regions that begin at one address share a registration."""
+        """As `Fabric.register`. Regions that begin at one address share a registration.
+
+        The library pins memory when a session needs it first, and ends the process if that fails. So a session with
+        this process itself is made for each region: what cannot work fails here, and no request pays for pinning.
+        """
         memory = self._engine.add(list(regions))
         self._regions = tuple(Place(memory[r.address] if r.nbytes else -1, r.nbytes) for r in regions)
+        if self._engine.rdma:
+            Route(self._engine, Descriptor.decode(self.describe(), "itself"), "itself").pin()
 
     def describe(self) -> bytes:
         """As `Fabric.describe`."""

@@ -58,7 +58,7 @@ class Engine:
         """Register ``regions``; the number of the memory at each address. Empty regions have none.
 
         Regions that begin at one address share a registration, for the library takes one for the other. It only books
-        them: memory is pinned when a session needs it. Raises `TransportUnavailable` for what cannot be registered.
+        them, and pins memory when a session needs it. Raises `TransportUnavailable` for what cannot be registered.
         """
         for number, region in enumerate(regions):
             if region.kind not in self.memory_kinds:

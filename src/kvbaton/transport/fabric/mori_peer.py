@@ -81,7 +81,7 @@ class Route:
         self.error = ""
 
     def open(self) -> None:
-        """Connect, pin all memory, ask the peer for all that there is to ask, and read its token.
+        """Connect, ask the peer for all that there is to ask, pin what is not pinned yet, and read the peer's token.
 
         Raises `TransportUnavailable` if one of that does not work.
         """
@@ -93,6 +93,13 @@ class Route:
             self.session(*pair)
         if not self.answers():
             raise TransportUnavailable(self.error)
+
+    def pin(self) -> None:
+        """Of this process itself: pin its memory, on the devices of the first queue pairs. Raises as `open`."""
+        self.own.engine.register_remote_engine(self.remote)
+        for local in range(len(self.own.memories)):
+            self.session(local, 0)
+        self.forget()
 
     def session(self, local: int, remote: int) -> Any:
         """The session of two memories. Raises `TransportUnavailable` if there is none to be had."""
