@@ -40,3 +40,6 @@ if [ "$(cat $venv/.stamp 2>/dev/null || true)" != "$stamp" ]; then
     echo "$stamp" >$venv/.stamp
 fi
 $venv/bin/python -m pytest -q -rs tests/transport/fabric/test_mori.py tests/transport/fabric/test_mori_fake.py "$@"
+# Whole hand-overs by managers, over this transport alone.
+KVBATON_TEST_TRANSPORTS=mori $venv/bin/python -m pytest -q -rs -k mori \
+    tests/runtime/test_handover.py tests/runtime/test_kinds.py tests/runtime/test_aborts.py tests/runtime/test_closing.py

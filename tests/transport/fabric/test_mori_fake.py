@@ -539,6 +539,10 @@ def test_the_environment_has_the_last_word_on_queue_pairs(world, monkeypatch):
     monkeypatch.setenv("MORI_IO_ENABLE_NOTIFICATION", "Yes")
     with pytest.raises(ConfigurationError, match="MORI_IO_ENABLE_NOTIFICATION"):
         MoriFabric("one")
+    monkeypatch.setenv("MORI_IO_ENABLE_NOTIFICATION", "0")
+    monkeypatch.setenv("MORI_IO_QP_TIMEOUT", "0")
+    with pytest.raises(ConfigurationError, match="for ever"):
+        MoriFabric("one")
 
 
 @pytest.mark.parametrize("bind", ["::1", "[::1]:7000", "0.0.0.0", "*", "no-such-host.invalid", "192.0.2.1"])

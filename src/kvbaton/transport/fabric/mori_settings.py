@@ -59,6 +59,9 @@ class Settings(NamedTuple):
                 "MORI_IO_ENABLE_NOTIFICATION turns on notifications, which kvbaton does without and the library never "
                 "forgets; unset it"
             )
+        for name in ("MORI_IO_QP_TIMEOUT", "MORI_RDMA_QP_TIMEOUT"):
+            if os.environ.get(name, "").strip() == "0":
+                raise ConfigurationError(f"{name}=0 makes writes to a dead peer wait for ever; unset it, or say 14")
         chunks = _number("MORI_IO_MAX_CHUNKS", 64) if _true("MORI_IO_ENABLE_CHUNKING") else 1
         depth = _number("MORI_IO_QP_MAX_SEND_WR", 8192)
         devices = options.get("devices", "") or os.environ.get("MORI_RDMA_DEVICES", "")
