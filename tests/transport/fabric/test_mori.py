@@ -19,9 +19,8 @@ from kvbaton.transport.conformance.case import CANARY, rows
 from kvbaton.transport.fabric.base import Writes
 from kvbaton.transport.fabric.mori import MoriFabric
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mori") is None, reason="amd-mori is not installed here: see `make test-mori`"
-)
+if importlib.util.find_spec("mori") is None:
+    pytest.skip("amd-mori is not installed here: see `make test-mori`", allow_module_level=True)
 
 SPAWN = multiprocessing.get_context("spawn")
 LIMIT = 60.0
