@@ -7,13 +7,15 @@ RUN := $(VENV)/bin/python
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup demo test test-all check lint format typecheck bench golden clean
+.PHONY: help setup demo test test-all test-mori check lint format typecheck bench golden clean
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
 	@echo "               (ALL=1 every architecture; TRANSPORT=tcp another transport, TRANSPORT=auto the best)"
 	@echo "make test      the tests that CI runs"
 	@echo "make test-all  all tests, the long ones too, and make check"
+	@echo "make test-mori the mori fabric against MORI-IO itself, on AMD hardware (PYTHON=one that has amd-mori)"
+	@echo "               or in a bed without it (MORI_BED=folder)"
 	@echo "make check     100,000 random pairs of layouts against the oracle (EXAMPLES=n, SEED=s; a fresh seed by default)"
 	@echo "make lint      ruff (lint, format) and mypy strict"
 	@echo "make bench     benchmarks beside NIXL and Mooncake; figures in build/bench/*.json"
@@ -33,6 +35,9 @@ test: setup
 test-all: setup
 	@$(RUN) -m pytest -q
 	@$(MAKE) --no-print-directory check
+
+test-mori:
+	@MORI_BED="$(MORI_BED)" PYTHON="$(PYTHON)" bash scripts/test-mori.sh
 
 check: setup
 	@$(RUN) -m kvbaton check layouts --examples $(EXAMPLES) --processes 2 $(if $(SEED),--seed $(SEED)) --json build/check.json
