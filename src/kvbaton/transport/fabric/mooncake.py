@@ -184,7 +184,7 @@ class MooncakeFabric(Fabric):
         return ended
 
     def disconnect(self, peer: FabricPeer) -> bool:
-        """As `Fabric.disconnect`. True once all that the library got is over; the rest is taken back."""
+        """As `Fabric.disconnect`. False: `poll` reports what is left when it is over, if ever."""
         assert isinstance(peer, MooncakePeer)
         peer.closed = True
         for job in peer.jobs:
@@ -195,17 +195,17 @@ class MooncakeFabric(Fabric):
         while peer.flying and time.monotonic() < deadline:
             self.wait(1e-3)
             self._collect(peer)
-        for job in peer.jobs:
-            self._ended.append(Ended(job.handle, f"Mooncake did not end the writes to peer {peer.name}"))
-        peer.jobs.clear()
-        self._busy.pop(peer, None)
         return not peer.flying
 
     def close(self) -> None:
         """As `Fabric.close`. Cuts off what is under way."""
+        for peer in self._busy:
+            peer.closed = True
+            peer.jobs.clear()
+            peer.flying.clear()
+        self._busy.clear()
         # The last reference: the library's threads and registrations end with it.
         self._engine = None
-        self._busy.clear()
         self._owners = []
 
     def found(self) -> list[str]:
@@ -216,7 +216,9 @@ class MooncakeFabric(Fabric):
         """Hand waiting pieces to the library until the window is full."""
         for job in peer.jobs:
             room = self._window - len(peer.flying)
-            if job.given < job.pieces and room > 0:
+            if room <= 0:
+                break
+            if job.given < job.pieces:
                 part = slice(job.given, job.given + room)
                 columns = (column[part].tolist() for column in job.columns)
                 given = list(map(self._engine.transfer_submit_write, itertools.repeat(peer.segment), *columns))
