@@ -20,6 +20,12 @@ class FakeModule:
     def TransferEngine(self):  # noqa: N802
         return self
 
+    def get_rpc_port(self):
+        return 0
+
+    def send_probe(self, address):
+        return -1
+
     def initialize(self, *arguments):
         forced = {name: os.environ.get(name) for name in ("MC_FORCE_TCP", "MC_FORCE_HCA", "MC_RDMA_RAIL_PAUSE_SECONDS")}
         self.calls.append((arguments, forced))

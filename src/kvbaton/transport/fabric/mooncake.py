@@ -12,7 +12,7 @@ What the library does not promise, and what is done about it:
 * What it knows of an address it never asks again. A process that comes back at the same one gets a new spelling of it.
 * It names no process, only an address: `MooncakeFabric.connect` reads a token from the peer.
 * What was handed over cannot be taken back: `MooncakeFabric.disconnect` waits for it. An engine that was closed reads
-  and writes nothing more; closing takes up to a second, in which the library holds Python's lock.
+  and writes nothing more.
 * A peer that does not answer ends its writes after 30 s over TCP (``MC_TCP_STATUS_TIMEOUT_SEC``), a dead one at once.
 * Taking a registration back stops everybody, and what began before it goes on: `revoke` proves nothing.
 
