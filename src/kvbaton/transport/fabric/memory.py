@@ -132,6 +132,8 @@ class MemoryFabric(Fabric):
         self,
         instance: str,
         options: Mapping[str, str] | None = None,
+        bind: str = "",
+        advertise: str = "",
         *,
         hub: Hub = DEFAULT_HUB,
         limits: FabricLimits | None = None,
