@@ -22,7 +22,7 @@ OPTIONS = {
 }
 _PROTOCOLS = {"any": "", "rdma": "^tcp", "tcp": "^ib"}
 # One retry of RC takes about a second; 7, UCX's own, is for ever on soft-RoCE. UD makes the connections of RC.
-_UCX_SETTINGS = {"KEEPALIVE_INTERVAL": "1s", "RC_RETRY_COUNT": "3", "UD_TIMEOUT": "5s"}
+_UCX_SETTINGS = {"KEEPALIVE_INTERVAL": "1s", "RC_RETRY_COUNT": "3", "UD_TIMEOUT": "30s"}
 _MODULES = "UCX_MODULES"
 _NEEDS = {
     "UCX": "beside shared memory it needs a transport that notices the death of a peer, RDMA or tcp (UCX_TLS, "
