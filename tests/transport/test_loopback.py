@@ -7,6 +7,7 @@ from peer_process import eventually
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.transport import NAMES, create
+from kvbaton.transport.fabric import FABRICS
 from kvbaton.transport.conformance.case import CANARY, rows
 from kvbaton.transport.loopback import Hub, LoopbackTransport
 
@@ -94,7 +95,12 @@ def test_an_instance_id_is_used_once(ends):
 
 def test_create_knows_its_names():
     for name in NAMES:
-        transport = create(name, instance=f"made-{name}")
+        try:
+            transport = create(name, instance=f"made-{name}")
+        except TransportUnavailable as missing:
+            # Only libraries of vendors may be missing, and the reason says which.
+            assert name in FABRICS and name in str(missing)
+            continue
         assert transport.name == name
         transport.close()
     with pytest.raises(ConfigurationError, match="loopback, shm, tcp"):

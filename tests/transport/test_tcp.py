@@ -14,8 +14,7 @@ from peer_process import eventually
 from kvbaton.errors import AddressError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Boxes, Transfer
-from kvbaton.transport import tcp_receiver
-from kvbaton.transport import tcp_wire as wire
+from kvbaton.transport import inbound, tcp_wire, wire
 from kvbaton.transport.conformance.case import CANARY, rows
 from kvbaton.transport.tcp import TcpTransport
 
@@ -46,8 +45,8 @@ def bystander(target):
     transport.close()
 
 
-def greeting(target, *, magic=wire.MAGIC, version=wire.VERSION, token=None, name=b"raw"):
-    described = wire.decode_descriptor(target.describe())
+def greeting(target, *, magic=tcp_wire.TCP.magic, version=tcp_wire.TCP.version, token=None, name=b"raw"):
+    described = tcp_wire.decode_descriptor(target.describe())
     return struct.pack("<8sH16sB", magic, version, described.token if token is None else token, len(name)) + name
 
 
@@ -113,13 +112,13 @@ def tables(shape=(1, 1, 64), side=(0, 0, 64, 1, 0, 0, 0), unit=0):
 
 BREACHES = {
     "magic": HEADER.pack(b"NOPE", 1, 1, 1, 5, 64),
-    "flags": HEADER.pack(wire.FRAME, 2, 1, 1, 5, 64),
-    "no boxes": HEADER.pack(wire.FRAME, 1, 0, 1, 5, 64),
-    "too many boxes": HEADER.pack(wire.FRAME, 1, 2**32 - 1, 1, 5, 64),
-    "too many units": HEADER.pack(wire.FRAME, 1, 1, 2**32 - 1, 5, 64),
-    "a longer payload": HEADER.pack(wire.FRAME, 1, 1, 1, 5, 65) + tables() + bytes(65),
-    "a huge payload": HEADER.pack(wire.FRAME, 1, 1, 1, 5, 2**64 - 1) + tables(),
-    "a shorter payload": HEADER.pack(wire.FRAME, 1, 1, 1, 5, 63) + tables() + bytes(63),
+    "flags": HEADER.pack(tcp_wire.FRAME, 2, 1, 1, 5, 64),
+    "no boxes": HEADER.pack(tcp_wire.FRAME, 1, 0, 1, 5, 64),
+    "too many boxes": HEADER.pack(tcp_wire.FRAME, 1, 2**32 - 1, 1, 5, 64),
+    "too many units": HEADER.pack(tcp_wire.FRAME, 1, 1, 2**32 - 1, 5, 64),
+    "a longer payload": HEADER.pack(tcp_wire.FRAME, 1, 1, 1, 5, 65) + tables() + bytes(65),
+    "a huge payload": HEADER.pack(tcp_wire.FRAME, 1, 1, 1, 5, 2**64 - 1) + tables(),
+    "a shorter payload": HEADER.pack(tcp_wire.FRAME, 1, 1, 1, 5, 63) + tables() + bytes(63),
 }
 
 
@@ -147,13 +146,13 @@ OUTSIDE = {
 def test_the_receiver_checks_bounds_itself(target, bystander, outside):
     """A writer that skips its own check: the frame is refused, and the next one on the same connection lands."""
     with greeted(target) as sock:
-        sock.sendall(HEADER.pack(wire.FRAME, 1, 1, 1, 5, 64) + tables(**OUTSIDE[outside]) + bytes(64))
-        ticket, error = wire.read_ack(sock)
+        sock.sendall(HEADER.pack(tcp_wire.FRAME, 1, 1, 1, 5, 64) + tables(**OUTSIDE[outside]) + bytes(64))
+        ticket, error = tcp_wire.read_ack(sock)
         assert ticket == 5
         assert "destination" in error
         assert (target.memory == CANARY).all()
-        sock.sendall(HEADER.pack(wire.FRAME, 1, 1, 1, 6, 64) + tables(unit=2) + b"\x05" * 64)
-        assert wire.read_ack(sock) == (6, "")
+        sock.sendall(HEADER.pack(tcp_wire.FRAME, 1, 1, 1, 6, 64) + tables(unit=2) + b"\x05" * 64)
+        assert tcp_wire.read_ack(sock) == (6, "")
     assert (target.memory[128:192] == 5).all()
     assert (target.memory[:128] == CANARY).all()
     assert target.counters == {"bounds": 1}
@@ -161,21 +160,21 @@ def test_the_receiver_checks_bounds_itself(target, bystander, outside):
 
 def test_a_refused_part_makes_the_whole_ticket_fail(target):
     with greeted(target) as sock:
-        sock.sendall(HEADER.pack(wire.FRAME, 0, 1, 1, 5, 64) + tables(unit=99) + bytes(64))
-        sock.sendall(HEADER.pack(wire.FRAME, 1, 1, 1, 5, 64) + tables(unit=0) + bytes(64))
-        ticket, error = wire.read_ack(sock)
+        sock.sendall(HEADER.pack(tcp_wire.FRAME, 0, 1, 1, 5, 64) + tables(unit=99) + bytes(64))
+        sock.sendall(HEADER.pack(tcp_wire.FRAME, 1, 1, 1, 5, 64) + tables(unit=0) + bytes(64))
+        ticket, error = tcp_wire.read_ack(sock)
         assert (ticket, bool(error)) == (5, True)
 
 
 def test_who_says_nothing_is_cut_off(target, bystander, monkeypatch):
-    monkeypatch.setattr(tcp_receiver, "GREETING_SECONDS", 0.1)
+    monkeypatch.setattr(inbound, "GREETING_SECONDS", 0.1)
     with dial(target) as sock:
         sock.sendall(b"K")
         assert closed(sock)
 
 
 def test_only_so_many_may_wait_in_the_handshake(target, bystander, monkeypatch):
-    monkeypatch.setattr(tcp_receiver, "MAX_PENDING", 3)
+    monkeypatch.setattr(inbound, "MAX_PENDING", 3)
     waiting = [dial(target) for _ in range(3)]
     assert eventually(lambda: target._receiver.connections == 4)
     with dial(target) as sock:
@@ -187,7 +186,7 @@ def test_only_so_many_may_wait_in_the_handshake(target, bystander, monkeypatch):
 
 
 def test_a_wrong_token_is_said_to_the_writer(target):
-    described = wire.decode_descriptor(target.describe())
+    described = tcp_wire.decode_descriptor(target.describe())
     other = msgspec.structs.replace(described, token=bytes(16))
     writer = TcpTransport("writer")
     with pytest.raises(TransportUnavailable, match="its token differs"):
@@ -206,7 +205,7 @@ def test_what_answers_but_is_no_kvbaton(target):
 
     thread = threading.Thread(target=answer)
     thread.start()
-    described = msgspec.structs.replace(wire.decode_descriptor(target.describe()), port=listener.getsockname()[1])
+    described = msgspec.structs.replace(tcp_wire.decode_descriptor(target.describe()), port=listener.getsockname()[1])
     writer = TcpTransport("writer")
     with pytest.raises(TransportUnavailable, match="does not speak the tcp transport"):
         writer.connect(msgspec.msgpack.encode(described))
@@ -219,14 +218,14 @@ def test_write_does_not_wait_for_a_peer_that_does_not_read(target):
     """The peer takes nothing: `write` and `poll` return, and `disconnect` ends the tickets within its limit."""
     listener = socket.create_server(("127.0.0.1", 0))
     described = msgspec.structs.replace(
-        wire.decode_descriptor(target.describe()), port=listener.getsockname()[1], regions=(1 << 26,)
+        tcp_wire.decode_descriptor(target.describe()), port=listener.getsockname()[1], regions=(1 << 26,)
     )
     accepted = []
 
     def answer():
         sock, _ = listener.accept()
         sock.recv(27 + len("writer"), socket.MSG_WAITALL)
-        wire.send_answer(sock, wire.ACCEPTED, "target")
+        wire.send_answer(sock, tcp_wire.TCP, wire.ACCEPTED, "target")
         accepted.append(sock)
 
     thread = threading.Thread(target=answer)
@@ -261,7 +260,7 @@ def test_a_wildcard_is_bound_but_never_advertised(bind):
     with pytest.raises(AddressError, match="advertise"):
         TcpTransport("one", bind=bind)
     transport = TcpTransport("one", bind=bind, advertise="localhost")
-    assert wire.decode_descriptor(transport.describe()).host == "localhost"
+    assert tcp_wire.decode_descriptor(transport.describe()).host == "localhost"
     transport.close()
 
 

@@ -14,7 +14,7 @@ from kvbaton.copy import NATIVE
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Boxes, Transfer
-from kvbaton.transport import tcp_wire as wire
+from kvbaton.transport import tcp_wire, wire
 from kvbaton.transport.conformance.case import CANARY, apply, rows, table
 from kvbaton.transport.tcp import TcpTransport
 
@@ -68,7 +68,7 @@ CASES = {
     "long and many in a row": shuffled([(2, 5, 1024)], 400, 10_300),
     "long and tiny together": shuffled([(1, 1, 3), (1, 1, 6000), (3, 1, 7)], 1000, 6100),
     "tiny, and few long ones": shuffled([(50, 2, 5), (1, 1, 2000)], 1000, 2600),
-    "longer than a step": shuffled([(1, 1, wire.DIRECT_STEP + 12_345)], 3, wire.DIRECT_STEP + 20_000),
+    "longer than a step": shuffled([(1, 1, tcp_wire.DIRECT_STEP + 12_345)], 3, tcp_wire.DIRECT_STEP + 20_000),
     "longer than a slab, tiny": shuffled([(600, 100, 20)], 3, 1_300_000),
 }
 
@@ -77,7 +77,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_byte_lands_where_it_belongs(case, streams, monkeypatch):
     """Small frames, so that all streams get some."""
-    monkeypatch.setattr(wire, "LEAST_FRAME", 1 << 15)
+    monkeypatch.setattr(tcp_wire, "LEAST_FRAME", 1 << 15)
     transfer = CASES[case]
     side = transfer.boxes.source
     nbytes = int(side[0, 2]) * len(transfer.source_units)
@@ -121,14 +121,14 @@ class Impostor:
         self.thread.start()
         host, port = self.listener.getsockname()
         self.descriptor = msgspec.msgpack.encode(
-            wire.TcpDescriptor("target", host, port, bytes(wire.TOKEN_BYTES), (nbytes,))
+            tcp_wire.TcpDescriptor("target", host, port, bytes(wire.TOKEN_BYTES), (nbytes,))
         )
 
     def answer(self, streams):
         for _ in range(streams):
             sock, _ = self.listener.accept()
             sock.recv(27 + len("writer"), socket.MSG_WAITALL)
-            wire.send_answer(sock, wire.ACCEPTED, "target")
+            wire.send_answer(sock, tcp_wire.TCP, wire.ACCEPTED, "target")
             self.socks.append(sock)
 
     def close(self):
@@ -170,7 +170,7 @@ def test_an_acknowledgement_of_what_was_never_sent_is_a_breach():
         for ticket in range(2):
             writer.write(peer, [rows(32 * MIB, [0], [0])], ticket)
         for sock in impostor.socks:
-            sock.sendall(wire.encode_ack(7, ""))
+            sock.sendall(tcp_wire.encode_ack(7, ""))
         found = ended(writer, 2)
         assert all("ticket 7" in error for error in found.values())
 
@@ -180,9 +180,9 @@ def test_an_early_acknowledgement_does_not_end_a_ticket_that_is_being_sent():
     with connected_to_an_impostor(1, 64 * MIB) as (impostor, writer, peer):
         writer.write(peer, [rows(64 * MIB, [0], [0])], 5)
         sock = impostor.socks[0]
-        frame = wire.read_frame(sock)
-        sock.sendall(wire.encode_ack(5, ""))
-        assert wire.read_tables(sock, frame) is not None
+        frame = tcp_wire.read_frame(sock)
+        sock.sendall(tcp_wire.encode_ack(5, ""))
+        assert wire.read_tables(sock, frame.boxes, frame.units) is not None
         assert eventually(lambda: not peer._outstanding[5].unacknowledged)
         assert writer.poll() == []
         left = memoryview(bytearray(64 * MIB))
@@ -220,25 +220,25 @@ def target():
 @pytest.fixture
 def raw(target):
     """A socket that has been let in, to say what a writer never would."""
-    described = wire.decode_descriptor(target.describe())
+    described = tcp_wire.decode_descriptor(target.describe())
     sock = socket.create_connection((target.host, target.port), timeout=10)
-    wire.greet(sock, "raw", described)
+    wire.greet(sock, tcp_wire.TCP, "raw", described.token, described.instance)
     yield sock
     sock.close()
 
 
 def frame(unit, nbytes=4096):
     tables = np.array([1, 1, nbytes, 0, 0, nbytes, 1, 0, 0, 0, unit], dtype="<i8").tobytes()
-    return HEADER.pack(wire.FRAME, 1, 1, 1, 5, nbytes) + tables
+    return HEADER.pack(tcp_wire.FRAME, 1, 1, 1, 5, nbytes) + tables
 
 
 def test_long_rows_outside_the_region_are_refused_and_the_next_land(target, raw):
     raw.sendall(frame(2) + bytes(4096))
-    ticket, error = wire.read_ack(raw)
+    ticket, error = tcp_wire.read_ack(raw)
     assert (ticket, "destination" in error) == (5, True)
     assert (target.memory == CANARY).all()
     raw.sendall(frame(1) + b"\x05" * 4096)
-    assert wire.read_ack(raw) == (5, "")
+    assert tcp_wire.read_ack(raw) == (5, "")
     assert (target.memory[4096:] == 5).all()
     assert (target.memory[:4096] == CANARY).all()
 

@@ -8,7 +8,7 @@ import operator
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Literal, Union
@@ -43,7 +43,8 @@ class Manager:
     which side the rank is. ``registry`` is where prefill ranks register themselves, and where decode ranks find them
     unless `receiver` names another: a url, a `RegistryClient`, or None for a decode rank that always names one.
     ``model`` must be the same text on both sides. ``transports`` are names or ready `Transport` objects, in order of
-    preference; the prefill side chooses. ``bind`` is the host to listen on, and ``advertise`` the host that peers are
+    preference; the prefill side chooses. ``transport_options`` are options of transports given by name, as text:
+    ``{"nixl": {"executor": "packed"}}``. ``bind`` is the host to listen on, and ``advertise`` the host that peers are
     told (needed when ``bind`` is a wildcard). ``destination_index`` of ``destinations`` says which of the decode ranks
     that serve one room together this one is; by default what its coords say: all of tp, pp and cp serve it together.
 
@@ -62,6 +63,7 @@ class Manager:
         model: str = "",
         deployment: str = "default",
         transports: Union[str, Sequence[Union[str, Transport]]] = ("shm", "tcp"),  # noqa: UP007
+        transport_options: Mapping[str, Mapping[str, str]] | None = None,
         bind: str = "127.0.0.1",
         advertise: str | None = None,
         destination_index: int | None = None,
@@ -94,7 +96,7 @@ class Manager:
         self._registry = HttpRegistry(registry) if isinstance(registry, str) else registry
         self._registry_name = registry if isinstance(registry, str) else "the given registry"
         self._clients: dict[str, RegistryClient] = {}
-        self._transports = _make_transports(transports, self.instance, regions, bind, host)
+        self._transports = _make_transports(transports, transport_options or {}, self.instance, regions, bind, host)
         try:
             self._control = ControlPlane(role, settings, bind=bind if role == "prefill" else None, advertise=host)
         except BaseException:
@@ -343,17 +345,27 @@ def _instance_of(transports: Sequence[str | Transport]) -> str:
 
 
 def _make_transports(
-    wanted: Sequence[str | Transport], instance: str, regions: Sequence[Region], bind: str, advertise: str
+    wanted: Sequence[str | Transport],
+    options: Mapping[str, Mapping[str, str]],
+    instance: str,
+    regions: Sequence[Region],
+    bind: str,
+    advertise: str,
 ) -> dict[str, Transport]:
     """Those of the wanted transports that can reach ``regions``, registered."""
     ready: dict[str, Transport] = {}
     reasons: list[str] = []
+    unused = sorted(options.keys() - {each for each in wanted if isinstance(each, str)})
+    if unused:
+        raise ConfigurationError(f"transport_options are given for {', '.join(unused)}, which are not in transports")
     for each in wanted:
         name = each if isinstance(each, str) else each.name
         transport = None
         try:
             transport = (
-                create(each, instance=instance, bind=bind, advertise=advertise) if isinstance(each, str) else each
+                create(each, instance=instance, bind=bind, advertise=advertise, options=options.get(each))
+                if isinstance(each, str)
+                else each
             )
             transport.register(regions)
         except (TransportUnavailable, TransportError) as error:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvbaton.errors import ConfigurationError
 from kvbaton.transport.base import Capabilities, Completion, RemotePeer, Transport
+from kvbaton.transport.fabric import FABRICS, open_transport
 
 __all__ = ["NAMES", "Capabilities", "Completion", "RemotePeer", "Transport", "create"]
 
-NAMES = ("loopback", "shm", "tcp")
+NAMES = ("loopback", "shm", "tcp", "nixl", "mooncake", "mori")
 """The transports that `create` knows."""
 
 
-def create(name: str, *, instance: str, bind: str = "127.0.0.1", advertise: str = "") -> Transport:
+def create(
+    name: str,
+    *,
+    instance: str,
+    bind: str = "127.0.0.1",
+    advertise: str = "",
+    options: Mapping[str, str] | None = None,
+) -> Transport:
     """Make the transport ``name`` for the process with that instance id.
 
     ``bind`` is the address to listen on, ``host`` or ``host:port`` (``[host]:port`` for IPv6); ``advertise`` is the
     host that peers dial, where it is not the same. Both are for transports that cross hosts; the others ignore them.
-    Raises `ConfigurationError` for an unknown name, `AddressError` for an address that cannot be used, and
+    ``options`` tune the transports over a vendor's library (see docs/transports.md); the others have none.
+    Raises `ConfigurationError` for an unknown name or option, `AddressError` for an address that cannot be used, and
     `TransportUnavailable` if this machine lacks what the transport needs.
     """
+    if name in FABRICS:
+        return open_transport(name, instance, bind, advertise, options)
+    if options:
+        raise ConfigurationError(f"{name} has no option {', '.join(sorted(options))}; it has none at all")
     if name == "loopback":
         from kvbaton.transport.loopback import LoopbackTransport
 

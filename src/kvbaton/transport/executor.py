@@ -7,11 +7,8 @@ from typing import Literal, NamedTuple
 from kvbaton.transport.base import Capabilities
 
 ExecutorName = Literal["mapped", "direct", "packed", "none"]
-
-POST_SECONDS = 13e-6
-"""What a one-sided transport pays for each piece: from 256 B pieces at 0.02 GB/s, and 128 KiB pieces at 9.8 GB/s."""
-COPY_BYTES_PER_SECOND = 7e9
-"""What gathering or scattering copies: the native kernel on two cores, 2 KiB pieces."""
+ExecutorOption = Literal["auto", "packed", "direct"]
+"""What a user may ask for."""
 
 
 class Executor(NamedTuple):
@@ -25,11 +22,12 @@ class Executor(NamedTuple):
     reason: str
 
 
-def choose_executor(capabilities: Capabilities, pieces: int, nbytes: int) -> Executor:
+def choose_executor(capabilities: Capabilities, pieces: int, nbytes: int, wanted: ExecutorOption = "auto") -> Executor:
     """How a transport with ``capabilities`` moves ``nbytes`` bytes in ``pieces`` runs, and why.
 
     A transport that addresses the peer's memory maps it. Else one that writes piece by piece does so if posting the
-    pieces costs less than copying all bytes twice (gather and scatter). Else bytes are packed.
+    pieces costs less than copying all bytes twice (gather and scatter). Else bytes are packed. ``wanted`` overrides
+    the comparison of costs, and nothing else.
     """
     if not nbytes:
         return Executor("none", "nothing moves")
@@ -37,9 +35,13 @@ def choose_executor(capabilities: Capabilities, pieces: int, nbytes: int) -> Exe
         return Executor("mapped", "the peer's memory is addressed directly: one fused copy, whatever the pieces")
     if not capabilities.one_sided:
         return Executor("packed", "a stream: gather into slabs, send, scatter")
-    posting, copying = pieces * POST_SECONDS, 2 * nbytes / COPY_BYTES_PER_SECOND
-    costs = (
+    if wanted != "auto":
+        return Executor(wanted, f"the option executor asks for it: {wanted}")
+    costs = capabilities.costs
+    posting = pieces * costs.piece_seconds
+    copying = costs.packed_seconds + 2 * nbytes / costs.copy_bytes_per_second
+    reason = (
         f"posting {pieces:,} pieces of {nbytes // pieces:,} bytes on average costs about {posting * 1e3:,.1f} ms, "
         f"gathering and scattering {nbytes:,} bytes {copying * 1e3:,.1f} ms"
     )
-    return Executor("direct" if posting < copying else "packed", costs)
+    return Executor("direct" if posting < copying else "packed", reason)

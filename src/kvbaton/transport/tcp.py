@@ -18,17 +18,18 @@ import msgspec
 import numpy as np
 
 from kvbaton.address import Endpoint, advertised
-from kvbaton.errors import AddressError, ConfigurationError, TransportError, TransportUnavailable
+from kvbaton.errors import ConfigurationError, TransportError
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Transfer
 from kvbaton.transport import tcp_wire as wire
 from kvbaton.transport.base import Capabilities, Completion, RemotePeer, Transport
+from kvbaton.transport.dial import listen, reach
 from kvbaton.transport.table import MAX_DESCRIPTOR, RegionTable, check_write
 from kvbaton.transport.tcp_receiver import TcpReceiver
-from kvbaton.transport.tcp_sender import TcpPeer, dial, tune
+from kvbaton.transport.tcp_sender import TcpPeer
 from kvbaton.transport.tickets import Tickets
+from kvbaton.transport.wire import MAX_INSTANCE, TOKEN_BYTES
 
-CONNECT_SECONDS = 5.0
 STREAMS = 2
 """Connections to a peer: while one waits, the other one moves bytes."""
 
@@ -46,13 +47,13 @@ class TcpTransport(Transport):
     )
 
     def __init__(self, instance: str, *, bind: str = "127.0.0.1", advertise: str = "", streams: int = STREAMS) -> None:
-        if not 1 <= len(instance.encode()) <= wire.MAX_INSTANCE:
-            raise ConfigurationError(f"an instance id has 1 to {wire.MAX_INSTANCE} bytes, not {len(instance.encode())}")
+        if not 1 <= len(instance.encode()) <= MAX_INSTANCE:
+            raise ConfigurationError(f"an instance id has 1 to {MAX_INSTANCE} bytes, not {len(instance.encode())}")
         self.instance = instance
         address = Endpoint.parse(bind, default_port=0)
         self.host = advertised(address.host, advertise or None)
-        self._token = secrets.token_bytes(wire.TOKEN_BYTES)
-        listener = _listen(address.host, address.port or 0)
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+        listener = listen(address.host, address.port or 0)
         self.port: int = listener.getsockname()[1]
         self.table = RegionTable()
         self._tickets = Tickets()
@@ -94,18 +95,8 @@ class TcpTransport(Transport):
         raise TransportError("the transport is closed; nothing can be connected any more")
 
     def _dial(self, described: wire.TcpDescriptor) -> socket.socket:
-        where = f"peer {described.instance} at {described.host} port {described.port}"
-        try:
-            sock = dial(described.host, described.port, CONNECT_SECONDS)
-        except (OSError, UnicodeError) as error:
-            raise TransportUnavailable(f"cannot connect to {where}: {error}") from error
-        try:
-            wire.greet(sock, self.instance, described)
-            tune(sock)
-        except (OSError, EOFError, TransportError) as error:
-            sock.close()
-            raise TransportUnavailable(f"cannot connect to {where}: {error}") from error
-        return sock
+        where = described.host, described.port
+        return reach(wire.TCP, *where, described.token, writer=self.instance, peer=described.instance)
 
     def admit(self, descriptor: bytes) -> None:
         """As `Transport.admit`."""
@@ -156,23 +147,3 @@ class TcpTransport(Transport):
     def counters(self) -> dict[str, int]:
         """How often the port refused something, by reason: greeting, version, token, fenced, full, frame, bounds."""
         return dict(self._receiver.counters)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise AddressError(f"cannot listen on host {host!r}: {error}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            with contextlib.suppress(OSError):
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind(address)
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise AddressError(f"cannot listen on host {host!r} port {port}: {error}") from error
-    return listener

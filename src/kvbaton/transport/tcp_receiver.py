@@ -1,186 +1,28 @@
-"""The receiving end of tcp: takes frames from peers, checks them, and unpacks them into the registered regions.
-
-What comes from the port is not trusted. A connection holds a fixed amount of memory until it has shown the token and a
-fixed amount after; numbers are checked before they are used; whoever breaks a rule loses its connection, and only that.
-"""
+"""The receiving end of tcp: takes frames from peers, checks them, and unpacks them into the registered regions."""
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
-from collections import Counter
 
 from kvbaton.copy import NATIVE, check_bounds, receive_rows, scatter
 from kvbaton.errors import RowsError
 from kvbaton.transport import tcp_wire as wire
-from kvbaton.transport.gate import Gate
-from kvbaton.transport.table import RegionTable
-from kvbaton.transport.tcp_sender import tune
-
-GREETING_SECONDS = 5.0
-MAX_PENDING = 64
-"""Connections that may be in the handshake at a time."""
-MAX_CONNECTIONS = 4096
-FENCE_WAIT = 1.0
-"""Seconds that a fence waits for a write that is in progress."""
+from kvbaton.transport.inbound import Connection, Inbound
+from kvbaton.transport.wire import Tables, read_tables, receive_into
 
 
-class Connection:
-    """One inbound connection; ``instance`` is empty until the handshake is over."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.instance = ""
-        self.refusals = 0
-        """How often its instance had been refused when it came."""
-        self.thread: threading.Thread | None = None
-
-    def stop_reading(self) -> None:
-        """Wake the thread if it waits for bytes; the peer does not notice yet."""
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RD)
-
-    def cut_off(self) -> None:
-        """Wake the thread that reads or sends here; it ends."""
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
-
-
-class TcpReceiver:
-    """Listens, and serves each connection in a thread of its own.
-
-    ``counters`` counts what was refused, by reason: greeting, version, token, fenced, full, frame, bounds.
-    """
+class TcpReceiver(Inbound):
+    """Puts the frames of each connection in place."""
 
     def __init__(self, listener: socket.socket, instance: str, token: bytes) -> None:
-        self.table = RegionTable()
-        self.gate = Gate()
-        self.counters: Counter[str] = Counter()
-        self._listener = listener
-        self._instance = instance
-        self._token = token
-        self._lock = threading.Lock()
-        self._connections: set[Connection] = set()
-        self._closing = threading.Event()
-        self._served = 0
-        self._accepter = threading.Thread(target=self._accept, name=f"kvbaton-tcp-accept-{instance}", daemon=True)
-        self._accepter.start()
-
-    def fence(self, instance: str) -> bool:
-        """Keep ``instance`` out from now on; True when nothing of it is being unpacked any more."""
-        self.gate.refuse(instance)
-        with self._lock:
-            connections = [connection for connection in self._connections if connection.instance == instance]
-        for connection in connections:
-            connection.stop_reading()
-        # First this: the writer learns of the end only when nothing of it is put in place any more.
-        quiet = self.gate.wait_quiet(instance, FENCE_WAIT)
-        for connection in connections:
-            connection.cut_off()
-        return quiet
-
-    def close(self) -> None:
-        """Stop listening, end all connections and threads."""
-        self.gate.shut()
-        self._closing.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._accepter.join()
-        self._listener.close()
-        with self._lock:
-            connections = list(self._connections)
-        for connection in connections:
-            connection.stop_reading()
-        self.gate.wait_quiet(None, FENCE_WAIT)
-        for connection in connections:
-            connection.cut_off()
-        for connection in connections:
-            if connection.thread is not None:
-                connection.thread.join()
-
-    @property
-    def connections(self) -> int:
-        """How many connections are open."""
-        with self._lock:
-            return len(self._connections)
-
-    def _count(self, reason: str) -> None:
-        with self._lock:
-            self.counters[reason] += 1
-
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                # Out of descriptors, or a connection that was reset before it was taken; `close` ends the wait.
-                self._closing.wait(0.05)
-                continue
-            connection = Connection(sock)
-            with self._lock:
-                pending = sum(not other.instance for other in self._connections)
-                full = pending >= MAX_PENDING or len(self._connections) >= MAX_CONNECTIONS or self._closing.is_set()
-                if full:
-                    self.counters["full"] += 1
-                else:
-                    self._connections.add(connection)
-                    self._served += 1
-                    name = f"kvbaton-tcp-read-{self._served}"
-                    connection.thread = threading.Thread(target=self._serve, args=(connection,), name=name, daemon=True)
-                    connection.thread.start()
-            if full:
-                sock.close()
-
-    def _serve(self, connection: Connection) -> None:
-        # A slow greeter is cut off from outside: a timeout on each read would let it drip bytes for ever.
-        guard = threading.Timer(GREETING_SECONDS, connection.cut_off)
-        guard.name, guard.daemon = f"{threading.current_thread().name}-guard", True
-        guard.start()
-        try:
-            greeted = self._greeted(connection)
-            guard.cancel()
-            if greeted:
-                self._receive(connection)
-        except (OSError, EOFError):
-            pass  # The peer is gone; it knows, or is no more.
-        except ValueError:
-            self._count("frame" if connection.instance else "greeting")
-        finally:
-            guard.cancel()
-            with self._lock:
-                self._connections.discard(connection)
-            connection.sock.close()
-
-    def _greeted(self, connection: Connection) -> bool:
-        sock = connection.sock
-        greeting = wire.read_greeting(sock, self._token)
-        status = wire.ACCEPTED
-        if greeting.version != wire.VERSION:
-            status = wire.WRONG_VERSION
-            self._count("version")
-        elif not greeting.authentic:
-            status = wire.WRONG_TOKEN
-            self._count("token")
-        else:
-            with self._lock:
-                # Named first, asked after: a fence that comes in between finds the connection, or is found.
-                connection.refusals = self.gate.refusals(greeting.instance)
-                connection.instance = greeting.instance
-            if self.gate.refuses(greeting.instance):
-                status = wire.FENCED
-                self._count("fenced")
-        wire.send_answer(sock, status, self._instance)
-        if status == wire.ACCEPTED:
-            tune(sock)
-        return status == wire.ACCEPTED
+        super().__init__(listener, wire.TCP, instance, token)
 
     def _receive(self, connection: Connection) -> None:
         sock = connection.sock
         slab = memoryview(bytearray(wire.SLAB))
         error = ""
         while (frame := wire.read_frame(sock)) is not None:
-            tables = wire.read_tables(sock, frame)
+            tables = read_tables(sock, frame.boxes, frame.units)
             if tables is None:
                 return
             refused = self._check(frame, tables)
@@ -191,7 +33,7 @@ class TcpReceiver:
                 sock.sendall(wire.encode_ack(frame.ticket, error))
                 error = ""
 
-    def _check(self, frame: wire.Frame, tables: wire.Tables) -> str:
+    def _check(self, frame: wire.Frame, tables: Tables) -> str:
         """Why the frame is refused; empty if it may land. Raises ``ValueError`` if its payload has the wrong length."""
         try:
             total = check_bounds("destination", *tables, self.table.nbytes)
@@ -203,7 +45,7 @@ class TcpReceiver:
         return ""
 
     def _take_payload(
-        self, connection: Connection, frame: wire.Frame, tables: wire.Tables, slab: memoryview, *, discard: bool
+        self, connection: Connection, frame: wire.Frame, tables: Tables, slab: memoryview, *, discard: bool
     ) -> bool:
         """Receive a payload and put it in place; False if the connection ends or the instance is fenced."""
         direct = not discard and NATIVE and wire.goes_direct(tables.shape)
@@ -211,7 +53,7 @@ class TcpReceiver:
         for begin in range(0, frame.payload, step):
             end = min(begin + step, frame.payload)
             part = slab[: 0 if direct else end - begin]
-            if not wire.receive_into(connection.sock, part):
+            if not receive_into(connection.sock, part):
                 return False
             if discard:
                 continue

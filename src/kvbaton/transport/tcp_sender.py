@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from kvbaton.transport import tcp_wire as wire
 from kvbaton.transport.base import RemotePeer
 from kvbaton.transport.tcp_stream import Stream
 from kvbaton.transport.tickets import Tickets
+from kvbaton.transport.wire import cut
 
 DRAIN_SECONDS = 1.0
 """How long a disconnect waits for the peer to take what is on its way and to close its end."""
@@ -25,7 +25,7 @@ class Write:
     def __init__(self, transfers: Sequence[Transfer], streams: int) -> None:
         self.nbytes = sum(transfer.nbytes for transfer in transfers)
         share = self.nbytes // (2 * streams)
-        self._frames = wire.cut(transfers, max(wire.LEAST_FRAME, min(wire.FRAME_BYTES, share)))
+        self._frames = cut(transfers, max(wire.LEAST_FRAME, min(wire.FRAME_BYTES, share)))
         self._next = next(self._frames, None)
         self.error = ""
         self.sending = 0
@@ -175,26 +175,3 @@ class TcpPeer(RemotePeer):
             if not write.over or self._outstanding.pop(ticket, None) is None:
                 return
         self._tickets.end(ticket, f"peer {self.instance} refused the write: {write.error}" if write.error else "")
-
-
-def dial(host: str, port: int, timeout: float) -> socket.socket:
-    """Connect, with the deadline on the handshake that follows too. Raises ``OSError``."""
-    end = time.monotonic() + timeout
-    sock = socket.create_connection((host, port), timeout=timeout)
-    sock.settimeout(max(0.1, end - time.monotonic()))
-    return sock
-
-
-def tune(sock: socket.socket) -> None:
-    """Blocking, no delay for small frames, and a dead host found out within half a minute."""
-    sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", 5),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 4),
-        ("TCP_USER_TIMEOUT", 30_000),
-    ):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

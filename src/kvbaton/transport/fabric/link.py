@@ -1,0 +1,336 @@
+"""The writing end of one peer: its tickets, the slabs that it granted, and the side channel. Driven by the pump."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from kvbaton.errors import TransportError
+from kvbaton.plan.boxes import Int64s
+from kvbaton.transport.base import RemotePeer
+from kvbaton.transport.fabric import side
+from kvbaton.transport.fabric.area import Area, one_write
+from kvbaton.transport.fabric.base import FabricPeer, Writes
+from kvbaton.transport.fabric.loads import Load, announce, pack
+from kvbaton.transport.fabric.pump import Pump
+from kvbaton.transport.table import RegionTable
+from kvbaton.transport.tickets import Tickets
+
+logger = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 1.0
+"""How long a disconnect waits for what is under way, and then for the peer to close its end."""
+STOP_SECONDS = 60.0
+"""How long `Link.stop` waits for the pump, which a library may hold up."""
+DIRECT_POSTS = 8
+"""Direct posts to one peer that are under way at a time: so many are quickly taken back."""
+RECEIVE_BYTES = 1 << 16
+
+OPEN, DRAINING, LEAVING, OVER = range(4)
+
+
+class Grant(NamedTuple):
+    """What the peer lets this process write into: slabs by number, each of so many bytes."""
+
+    slabs: tuple[int, ...]
+    slab_bytes: int
+
+
+class Write:
+    """One ticket: what is left to post, and what is not over yet."""
+
+    def __init__(self, ticket: int, direct: Iterator[Writes], loads: Iterator[Load]) -> None:
+        self.ticket = ticket
+        self._direct = direct
+        self._loads = loads
+        self.posts: Writes | None = None
+        self.load: Load | None = None
+        self.error = ""
+        self.under_way = 0
+        """Posts that did not end, and loads that were not acknowledged."""
+
+    def look(self) -> None:
+        """Have the next post and the next load at hand, if there are any."""
+        if self.posts is None:
+            self.posts = next(self._direct, None)
+        if self.load is None:
+            self.load = next(self._loads, None)
+
+    @property
+    def handed_out(self) -> bool:
+        """Whether nothing is left to post."""
+        return bool(self.error) or (self.posts is None and self.load is None)
+
+    def fail(self, error: str) -> None:
+        """Note the first error; nothing more is posted."""
+        self.error = self.error or error
+
+
+class Link(RemotePeer):
+    """A connected peer of a fabric transport. All but `submit`, `stop` and `alive` belong to the pump's thread."""
+
+    def __init__(
+        self,
+        pump: Pump,
+        sock: socket.socket,
+        described: side.FabricDescriptor,
+        grant: Grant,
+        fabric_peer: FabricPeer,
+        area: Area,
+        table: RegionTable,
+        tickets: Tickets,
+    ) -> None:
+        self.instance = described.instance
+        self._pump = pump
+        self._sock = sock
+        self._peer = fabric_peer
+        self._area = area
+        self._table = table
+        self._bases: Int64s = table.bases
+        self._tickets = tickets
+        self._slab_bytes = grant.slab_bytes
+        self._credits = deque(grant.slabs)
+        self._announced: dict[int, Write] = {}
+        """By slab: what the peer has not acknowledged."""
+        self._queue: deque[Write] = deque()
+        self._outstanding: dict[int, Write] = {}
+        self._direct_posts = 0
+        self._out = bytearray()
+        self._in = bytearray()
+        self._state = OPEN
+        self._deadline: float | None = None
+        self._reason = ""
+        self._ended = threading.Event()
+        sock.setblocking(False)
+        pump.call(self._begin)
+
+    @property
+    def alive(self) -> bool:
+        """Whether writes can still be submitted."""
+        return not self._reason
+
+    def submit(self, ticket: int, direct: Iterator[Writes], loads: Iterator[Load]) -> None:
+        """Queue a write. Raises `TransportError` if the peer is gone."""
+        write = Write(ticket, direct, loads)
+        if self._reason:
+            raise TransportError(f"{self._reason}; connect again")
+        self._tickets.open(ticket)
+        if not self._pump.call(lambda: self._take(write)):
+            self._tickets.end(ticket, "the transport was closed before the write was over")
+
+    def stop(self, reason: str) -> None:
+        """Let go of the peer; returns when nothing here reads or writes memory for it any more."""
+        if self._pump.call(lambda: self._drain(reason)) and not self._ended.wait(STOP_SECONDS):
+            logger.error("peer %s: the library does not come back; its memory must not be freed", self.instance)
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Begin what `stop` waits for."""
+        self._pump.call(lambda: self._drain(reason))
+
+    # From here on: the pump's thread.
+
+    def advance(self) -> bool:
+        """As `Driven.advance`."""
+        while self._queue and self._state == OPEN:
+            write = self._queue[0]
+            write.look()
+            if write.handed_out:
+                self._queue.popleft()
+                self._end_if_over(write)
+                continue
+            return self._post_next(write)
+        return False
+
+    def tick(self, now: float) -> float | None:
+        """As `Driven.tick`."""
+        if self._state == DRAINING and (not self._outstanding or self._due(now)):
+            self._leave()
+        elif self._state == LEAVING and self._due(now):
+            self._finish()
+        elif self._state == OPEN and not self._peer.alive:
+            self.broke(f"the connection to peer {self.instance} broke")
+        return self._deadline
+
+    def readable(self) -> None:
+        """As `Driven.readable`."""
+        try:
+            received = self._sock.recv(RECEIVE_BYTES)
+            self._in += received
+            for ack in side.take_acks(self._in):
+                self._acknowledged(ack)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as error:
+            self._lost(f"the connection to peer {self.instance} broke: {error}")
+            return
+        if not received:
+            self._lost(f"peer {self.instance} closed the connection")
+
+    def writable(self) -> None:
+        """As `Driven.writable`."""
+        try:
+            while self._out:
+                sent = self._sock.send(memoryview(self._out)[:RECEIVE_BYTES])
+                del self._out[:sent]
+        except BlockingIOError:
+            self._pump.listen(self._sock, self, writing=True)
+            return
+        except OSError as error:
+            self._lost(f"the connection to peer {self.instance} broke: {error}")
+            return
+        self._pump.listen(self._sock, self)
+
+    def broke(self, reason: str) -> None:
+        """As `Driven.broke`: the fabric gave up, but the side channel may live."""
+        if self._state in (OPEN, DRAINING):
+            self._reason = self._reason or reason
+            self._leave()
+
+    def _begin(self) -> None:
+        self._pump.links.add(self)
+        self._pump.listen(self._sock, self)
+
+    def _take(self, write: Write) -> None:
+        if self._state != OPEN:
+            self._tickets.end(write.ticket, self._reason)
+            return
+        self._outstanding[write.ticket] = write
+        self._queue.append(write)
+
+    def _post_next(self, write: Write) -> bool:
+        """Post something of a write that has something left; False if there is no room for it now."""
+        if self._pump.full:
+            return False
+        if write.posts is not None and self._direct_posts < DIRECT_POSTS:
+            self._post_direct(write, write.posts)
+            return True
+        if write.load is not None and self._credits and self._pump.staging:
+            self._post_load(write, write.load)
+            return True
+        return False
+
+    def _post_direct(self, write: Write, posts: Writes) -> None:
+        write.posts = None
+        write.under_way += 1
+        self._direct_posts += 1
+
+        def ended(error: str) -> None:
+            self._direct_posts -= 1
+            self._post_ended(write, error)
+
+        self._post(posts, ended)
+
+    def _post_load(self, write: Write, load: Load) -> None:
+        write.load = None
+        write.under_way += 1
+        staging, slab = self._pump.staging.popleft(), self._credits.popleft()
+
+        def ended(error: str) -> None:
+            self._pump.staging.append(staging)
+            if error or write.error or self._state != OPEN:
+                self._credits.append(slab)
+                self._post_ended(write, error or write.error or self._reason)
+                return
+            self._announced[slab] = write
+            self._say(announce(load, write.ticket, slab))
+
+        begin = self._area.staging(staging)
+        view = self._area.view[begin : begin + self._area.options.slab_bytes]
+        try:
+            nbytes = pack(load, self._bases, view)
+        except Exception as error:
+            ended(f"packing failed: {type(error).__name__}: {error}")
+            return
+        self._post(one_write(begin, slab * self._slab_bytes, nbytes), ended)
+
+    def _post(self, writes: Writes, ended: Callable[[str], None]) -> None:
+        try:
+            self._pump.post(self, self._peer, writes, ended)
+        except TransportError as error:
+            ended(f"the write to peer {self.instance} was refused: {error}")
+
+    def _post_ended(self, write: Write, error: str) -> None:
+        write.under_way -= 1
+        if error:
+            write.fail(error)
+        self._end_if_over(write)
+        if error and not self._peer.alive:
+            self.broke(f"the connection to peer {self.instance} broke: {error}")
+
+    def _acknowledged(self, ack: side.Ack) -> None:
+        write = self._announced.pop(ack.slab, None)
+        if write is None or write.ticket != ack.ticket:
+            raise ValueError(f"an acknowledgement of slab {ack.slab} and ticket {ack.ticket}, which was not announced")
+        self._credits.append(ack.slab)
+        write.under_way -= 1
+        if ack.error:
+            write.fail(f"peer {self.instance} refused the write: {ack.error}")
+        self._end_if_over(write)
+
+    def _say(self, message: bytes) -> None:
+        self._out += message
+        self.writable()
+
+    def _end_if_over(self, write: Write) -> None:
+        if write.under_way:
+            return
+        write.look()
+        if write.handed_out and self._outstanding.pop(write.ticket, None) is not None:
+            self._tickets.end(write.ticket, write.error)
+
+    def _drain(self, reason: str) -> None:
+        """The caller wants no more of this peer: what is under way may end, within a second."""
+        if self._state == OPEN:
+            self._reason = self._reason or reason
+            self._state, self._deadline = DRAINING, time.monotonic() + DRAIN_SECONDS
+            for write in list(self._queue):
+                write.fail(self._reason)
+                self._end_if_over(write)
+            self._queue.clear()
+
+    def _lost(self, reason: str) -> None:
+        """The side channel ended."""
+        self._reason = self._reason or reason
+        if self._state in (OPEN, DRAINING):
+            self._leave()
+        self._finish()
+
+    def _leave(self) -> None:
+        """Take the library off the peer, say so, and wait for the peer to end the connection."""
+        self._state, self._deadline = LEAVING, time.monotonic() + DRAIN_SECONDS
+        for write in list(self._outstanding.values()):
+            write.fail(self._reason)
+        self._queue.clear()
+        if self._pump.let_go(self, self._peer, (self._table, self._area)):
+            self._out += side.FAREWELL
+        for write in list(self._outstanding.values()):
+            self._end_if_over(write)
+        with contextlib.suppress(OSError):
+            self._sock.settimeout(DRAIN_SECONDS / 4)
+            self._sock.sendall(self._out)
+            self._sock.shutdown(socket.SHUT_WR)
+        self._out.clear()
+        with contextlib.suppress(OSError):
+            self._sock.setblocking(False)
+
+    def _finish(self) -> None:
+        """The last of it."""
+        if self._state == OVER:
+            return
+        self._state, self._deadline = OVER, None
+        self._pump.forget(self._sock)
+        self._pump.links.discard(self)
+        self._sock.close()
+        left, self._outstanding = sorted(self._outstanding), {}
+        for ticket in left:
+            self._tickets.end(ticket, self._reason)
+        self._ended.set()
+
+    def _due(self, now: float) -> bool:
+        return self._deadline is not None and now >= self._deadline

@@ -1,0 +1,87 @@
+"""Options of a fabric transport: those that are the same over every library; the rest is the adapter's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+
+from kvbaton.errors import ConfigurationError
+from kvbaton.transport.executor import ExecutorOption
+
+EXECUTORS = ("auto", "packed", "direct")
+ALIGNMENT = 4096
+_SIZE = re.compile(r"(\d+)\s*(|[KMG]iB)")
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+class FabricOptions(NamedTuple):
+    """What a user may tune of any fabric transport.
+
+    ``executor``: how writes go. "packed" also keeps all memory but the slabs from peers, which is what lets a living
+    writer be fenced. ``slabs`` of ``slab_bytes`` each are there for peers to write into, at most ``slabs_per_peer`` for
+    one connection; ``staging_slabs`` are what this process packs into. ``quarantine_seconds``: how long slabs stay
+    unused whose writer went without a word, where its death cannot be proven from here.
+    """
+
+    executor: ExecutorOption = "auto"
+    slabs: int = 64
+    slabs_per_peer: int = 8
+    staging_slabs: int = 16
+    slab_bytes: int = 2 << 20
+    quarantine_seconds: float = 600.0
+
+    @classmethod
+    def take(cls, options: Mapping[str, str]) -> tuple[FabricOptions, dict[str, str]]:
+        """The generic options out of ``options``, and the others. Raises `ConfigurationError` for a bad value."""
+        rest = dict(options)
+        executor = rest.pop("executor", cls().executor)
+        if executor not in EXECUTORS:
+            raise ConfigurationError(f"executor {executor!r} is none of {', '.join(EXECUTORS)}")
+        taken = cls(
+            cast(ExecutorOption, executor),
+            _count("slabs", rest),
+            _count("slabs_per_peer", rest),
+            _count("staging_slabs", rest),
+            _size("slab_bytes", rest),
+            _seconds("quarantine_seconds", rest),
+        )
+        return taken, rest
+
+    @property
+    def area_bytes(self) -> int:
+        """Bytes of all slabs together."""
+        return (self.slabs + self.staging_slabs) * self.slab_bytes
+
+
+def _default(name: str) -> str:
+    return str(getattr(FabricOptions(), name))
+
+
+def _count(name: str, options: dict[str, str]) -> int:
+    text = options.pop(name, _default(name))
+    if not text.isdecimal() or not 1 <= int(text) <= 4096:
+        raise ConfigurationError(f"{name} is {text!r}; it must be a number from 1 to 4096")
+    return int(text)
+
+
+def _size(name: str, options: dict[str, str]) -> int:
+    text = options.pop(name, _default(name))
+    match = _SIZE.fullmatch(text.strip())
+    nbytes = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not ALIGNMENT <= nbytes <= 1 << 30 or nbytes % ALIGNMENT:
+        raise ConfigurationError(
+            f"{name} is {text!r}; it must be a multiple of {ALIGNMENT} bytes up to 1 GiB, as 2097152 or 2MiB"
+        )
+    return nbytes
+
+
+def _seconds(name: str, options: dict[str, str]) -> float:
+    text = options.pop(name, _default(name))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= 86_400.0:
+        raise ConfigurationError(f"{name} is {text!r}; it must be a number of seconds from 0 to 86400")
+    return seconds

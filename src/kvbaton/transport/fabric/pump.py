@@ -1,0 +1,228 @@
+"""The one thread of a fabric transport that posts, polls and speaks over the side channels."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from kvbaton.transport.fabric.base import Fabric, FabricPeer, Writes
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 1e-3
+"""How long the library may be waited for before commands and side channels are looked at again."""
+
+_KEPT: list[object] = []
+"""Memory that a library may still read: it lives as long as the process."""
+
+
+class Driven(Protocol):
+    """What the pump drives: one connected peer."""
+
+    def advance(self) -> bool:
+        """Post something, if there is anything and room for it; whether something was posted."""
+
+    def readable(self) -> None:
+        """The side channel has something, or ended."""
+
+    def writable(self) -> None:
+        """The side channel takes more."""
+
+    def tick(self, now: float) -> float | None:
+        """Do what is due; when to come again."""
+
+    def broke(self, reason: str) -> None:
+        """Something failed that concerns this peer alone."""
+
+
+class Posted:
+    """A handle under way: who waits for it, and what is called with its error (empty: done) when it ends."""
+
+    def __init__(self, owner: Driven, ended: Callable[[str], None]) -> None:
+        self.owner = owner
+        self.ended = ended
+
+
+class Pump:
+    """Calls the fabric, from one thread. It sleeps when nothing is under way.
+
+    Methods are for that thread, but for `call`, `start` and `stop`. The thread starts with the first `call`.
+    """
+
+    def __init__(self, fabric: Fabric, instance: str, staging: int) -> None:
+        self.fabric = fabric
+        self.staging: deque[int] = deque(range(staging))
+        """Free staging slabs."""
+        self.links: set[Driven] = set()
+        self._handles: dict[int, Posted] = {}
+        self._orphans: dict[int, Posted] = {}
+        """Handles that a library could not take back from a peer that is gone."""
+        self._numbers = itertools.count()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._drain_wake)
+        self._rung = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"kvbaton-{fabric.name}-pump-{instance}", daemon=True)
+
+    def call(self, command: Callable[[], None]) -> bool:
+        """Have the pump run ``command``; False if it has stopped. From any thread."""
+        with self._lock:
+            if self._stopping:
+                return False
+            self._commands.append(command)
+            if not self._thread.ident:
+                self._thread.start()
+            self._ring()
+        return True
+
+    def stop(self) -> None:
+        """End the thread; there are no links any more. From any other thread, once or more."""
+        with self._lock:
+            self._stopping = True
+            self._ring()
+        if self._thread.ident:
+            self._thread.join()
+        self._selector.close()
+        self._wake.close()
+        self._woken.close()
+
+    @property
+    def full(self) -> bool:
+        """Whether the library takes no more handles now."""
+        return len(self._handles) + len(self._orphans) >= self.fabric.limits.posts
+
+    def post(self, owner: Driven, peer: FabricPeer, writes: Writes, ended: Callable[[str], None]) -> None:
+        """Post; ``ended`` is called once, with the error. Raises `TransportError` if nothing was started."""
+        handle = next(self._numbers)
+        self.fabric.post(peer, writes, handle)
+        self._handles[handle] = Posted(owner, ended)
+
+    def let_go(self, owner: Driven, peer: FabricPeer, keep: object) -> bool:
+        """Disconnect a peer: all handles of ``owner`` end, or False: then ``keep`` is kept alive for ever."""
+        try:
+            gone = self.fabric.disconnect(peer)
+        except Exception:
+            logger.exception("%s: disconnecting peer %s failed", self.fabric.name, peer.name)
+            gone = False
+        self.poll()
+        left = [handle for handle, posted in self._handles.items() if posted.owner is owner]
+        for handle in left:
+            posted = self._handles.pop(handle)
+            if gone:
+                posted.ended(f"peer {peer.name} was let go of")
+            else:
+                self._orphans[handle] = posted
+        if not gone:
+            _KEPT.append((self.fabric, keep))
+            logger.error(
+                "%s could not take back %d writes to peer %s: the memory that they read stays allocated as long as "
+                "this process lives; restart it if that happens often",
+                self.fabric.name,
+                len(left),
+                peer.name,
+            )
+        return gone
+
+    def listen(self, sock: socket.socket, link: Driven, *, writing: bool = False) -> None:
+        """Watch a side channel, or change what it is watched for."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
+        try:
+            self._selector.modify(sock, events, link)
+        except KeyError:
+            self._selector.register(sock, events, link)
+
+    def forget(self, sock: socket.socket) -> None:
+        """Watch a side channel no more."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(sock)
+
+    def poll(self) -> bool:
+        """Take what ended from the library; whether there was anything."""
+        ended = self.fabric.poll()
+        # Taken out first: what is called below may poll again.
+        over = [
+            (handle, error, self._handles.pop(handle, None) or self._orphans.pop(handle, None))
+            for handle, error in ended
+        ]
+        for handle, error, posted in over:
+            if posted is None:
+                logger.error("%s reported handle %d, which was not under way", self.fabric.name, handle)
+            else:
+                posted.ended(error)
+        return bool(ended)
+
+    def _ring(self) -> None:
+        if not self._rung:
+            self._rung = True
+            with contextlib.suppress(OSError):
+                self._wake.send(b"\0")
+
+    def _drain_wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._woken.recv(64)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                commands, self._commands = self._commands, deque()
+                self._rung = False
+                stopping = self._stopping
+            for command in commands:
+                command()
+            if stopping and not commands:
+                return
+            try:
+                busy = self._turn(bool(commands))
+            except Exception as error:
+                # A thread that dies would leave every ticket open for ever.
+                logger.exception("%s: the pump failed", self.fabric.name)
+                self._break_all(f"{self.fabric.name} failed: {type(error).__name__}: {error}")
+                continue
+            if self._handles and not busy:
+                self.fabric.wait(WAIT_SECONDS)
+
+    def _turn(self, busy: bool) -> bool:
+        """One look at everything; whether something happened. Sleeps if nothing is under way."""
+        due: float | None = None
+        for link in list(self.links):
+            try:
+                busy |= link.advance()
+                when = link.tick(time.monotonic())
+            except Exception as error:
+                logger.exception("%s: writing failed", self.fabric.name)
+                link.broke(f"writing failed: {type(error).__name__}: {error}")
+                busy, when = True, None
+            if when is not None:
+                due = when if due is None else min(due, when)
+        if self._handles:
+            busy |= self.poll()
+        timeout = None if due is None else max(0.0, due - time.monotonic())
+        for key, events in self._selector.select(0 if busy or self._handles else timeout):
+            busy = True
+            link = key.data
+            if link == self._drain_wake:
+                self._drain_wake()
+                continue
+            if events & selectors.EVENT_WRITE:
+                link.writable()
+            if events & selectors.EVENT_READ and link in self.links:
+                link.readable()
+        return busy
+
+    def _break_all(self, reason: str) -> None:
+        for link in list(self.links):
+            with contextlib.suppress(Exception):
+                link.broke(reason)

@@ -1,0 +1,134 @@
+"""Which slabs peers may write into, and when a slab may be granted again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kvbaton.errors import TransportUnavailable
+from kvbaton.transport.process import ProcessKey, ProcessWatch
+
+SHARE = 8
+"""A connection gets at most this part of the slabs that are left: one in eight."""
+LINGER_SECONDS = 1.0
+"""How long bytes of a dead process may still be on their way: a library of this process may have yet to copy them."""
+
+
+class Slabs:
+    """The slabs that are free. Callers hold a lock."""
+
+    def __init__(self, count: int, per_peer: int) -> None:
+        self.count = count
+        self._per_peer = per_peer
+        self._free = list(range(count))
+
+    def grant(self) -> tuple[int, ...]:
+        """Take slabs for one connection: fewer as they run out, none when all are taken."""
+        wanted = min(len(self._free), max(1, min(self._per_peer, len(self._free) // SHARE)))
+        granted, self._free = self._free[:wanted], self._free[wanted:]
+        return tuple(granted)
+
+    def give_back(self, slabs: tuple[int, ...]) -> None:
+        """Take slabs back that are certainly not written to any more."""
+        self._free.extend(slabs)
+
+    @property
+    def free(self) -> int:
+        """How many can be granted."""
+        return len(self._free)
+
+
+class Death:
+    """Whether a writer's process is proven dead, and all that it had sent has landed."""
+
+    def __init__(self, process: ProcessKey | None) -> None:
+        self._watch: ProcessWatch | None = None
+        self._seen: float | None = None
+        if process is not None:
+            try:
+                self._watch = ProcessWatch(process)
+            except TransportUnavailable:
+                # Another host, or another pid namespace: its death cannot be seen from here.
+                self._watch = None
+
+    def proven(self) -> bool:
+        """Whether nothing of that process can land any more."""
+        if self._seen is None and self._watch is not None and self._watch.dead():
+            self._seen = time.monotonic()
+        return self._seen is not None and time.monotonic() - self._seen >= LINGER_SECONDS
+
+    @property
+    def visible(self) -> bool:
+        """Whether its death could be seen from here at all."""
+        return self._watch is not None
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._watch is not None:
+            self._watch.close()
+
+
+class Guest:
+    """A writer with a connection, or one whose connection ended without its word that its library is done."""
+
+    def __init__(self, instance: str, direct: bool, slabs: tuple[int, ...], death: Death) -> None:
+        self.instance = instance
+        self.direct = direct
+        """Whether it may write into regions without passing the gate."""
+        self.slabs = slabs
+        self.death = death
+        self.left = False
+        """Whether it said goodbye."""
+        self.since = time.monotonic()
+        """When its connection ended, for one that did not say goodbye."""
+
+
+class Departed:
+    """Guests that went without a goodbye. Callers hold a lock.
+
+    Their library may still be writing, so their slabs wait until one of three says otherwise: the death of the process,
+    the fabric's own means, or, where neither can, ``quarantine_seconds``.
+    """
+
+    def __init__(self, quarantine_seconds: float, revoke: Callable[[str], bool]) -> None:
+        self._quarantine_seconds = quarantine_seconds
+        self._revoke = revoke
+        self._guests: list[Guest] = []
+
+    def add(self, guest: Guest) -> None:
+        """A guest went."""
+        guest.since = time.monotonic()
+        self._guests.append(guest)
+
+    def settle(self) -> tuple[int, ...]:
+        """Forget those that are proven to write no more; the slabs that may be granted again."""
+        free: list[int] = []
+        left = []
+        for guest in self._guests:
+            if guest.death.proven() or (not guest.death.visible and self._revoke(guest.instance)):
+                free.extend(guest.slabs)
+                guest.death.close()
+                continue
+            if not guest.death.visible and time.monotonic() - guest.since >= self._quarantine_seconds:
+                free.extend(guest.slabs)
+                guest.slabs = ()
+                if not guest.direct:
+                    continue
+            left.append(guest)
+        self._guests = left
+        return tuple(free)
+
+    def may_write(self, instance: str) -> bool:
+        """Whether a guest of that instance may still write into regions."""
+        return any(guest.direct and guest.instance == instance for guest in self._guests)
+
+    @property
+    def slabs(self) -> int:
+        """How many slabs wait."""
+        return sum(len(guest.slabs) for guest in self._guests)
+
+    def close(self) -> None:
+        """Stop watching."""
+        for guest in self._guests:
+            guest.death.close()
+        self._guests = []

@@ -1,0 +1,296 @@
+"""The transport over any fabric: packs into slabs, or writes pieces by themselves, whichever costs less.
+
+A packed write gathers into a slab of this process, writes that slab in one piece into one that the peer granted, and
+says over the side channel what lies in it; the peer checks that, puts it in place and acknowledges, which gives the
+slab back. A direct write goes into the peer's rows without the peer's help, and ends with the fabric's word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kvbaton.address import Endpoint, advertised
+from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
+from kvbaton.memory import Region
+from kvbaton.plan.boxes import Int64s, Transfer
+from kvbaton.transport.base import Capabilities, Completion, RemotePeer, Transport
+from kvbaton.transport.dial import CONNECT_SECONDS, listen, reach
+from kvbaton.transport.executor import choose_executor
+from kvbaton.transport.fabric import side
+from kvbaton.transport.fabric.area import Area, fabric_regions, numbers_of, pages
+from kvbaton.transport.fabric.base import Fabric
+from kvbaton.transport.fabric.costs import costs_of
+from kvbaton.transport.fabric.direct import count_runs, direct_writes
+from kvbaton.transport.fabric.link import Grant, Link
+from kvbaton.transport.fabric.loads import cut_loads, load_bytes
+from kvbaton.transport.fabric.options import FabricOptions
+from kvbaton.transport.fabric.pump import Pump
+from kvbaton.transport.fabric.receiver import FabricReceiver
+from kvbaton.transport.process import ProcessKey
+from kvbaton.transport.table import MAX_DESCRIPTOR, RegionTable, check_write
+from kvbaton.transport.tickets import Tickets
+from kvbaton.transport.wire import MAX_INSTANCE, TOKEN_BYTES, Dialect
+
+HOST = frozenset({"host"})
+Flags = npt.NDArray[np.bool_]
+
+
+class FabricPeerLink(Link):
+    """A connected peer, and what can be done with it."""
+
+    regions: Int64s
+    """Lengths of its regions."""
+    numbers: Int64s
+    """The fabric's number of each."""
+    exposed: bool
+    host: Flags
+    """Which of its regions are host memory."""
+    slab_bytes: int
+    """The largest load that fits both sides' slabs and the fabric."""
+
+
+class FabricTransport(Transport):
+    """Writes over ``fabric``, which belongs to the transport from now on: `close` closes it.
+
+    ``bind`` and ``advertise`` are those of the side channel, as for tcp. ``options`` are those of `FabricOptions`, as
+    text; the adapter's own were given to it. ``allocate`` makes the memory of the slabs. Raises `ConfigurationError`
+    for options that it does not know, `AddressError` for an address that cannot be used.
+    """
+
+    def __init__(
+        self,
+        instance: str,
+        fabric: Fabric,
+        *,
+        bind: str = "127.0.0.1",
+        advertise: str = "",
+        options: Mapping[str, str] | None = None,
+        allocate: Callable[[int], Region] = pages,
+    ) -> None:
+        self.options, unknown = FabricOptions.take(options or {})
+        if unknown:
+            raise ConfigurationError(
+                f"{fabric.name} has no option {', '.join(sorted(unknown))}; known here are "
+                f"{', '.join(FabricOptions._fields)}"
+            )
+        if not 1 <= len(instance.encode()) <= MAX_INSTANCE:
+            raise ConfigurationError(f"an instance id has 1 to {MAX_INSTANCE} bytes, not {len(instance.encode())}")
+        if "host" not in fabric.memory_kinds:
+            raise TransportUnavailable(f"{fabric.name} does not reach host memory here, which its slabs need")
+        if self.options.slab_bytes > fabric.limits.write_bytes:
+            raise ConfigurationError(
+                f"slab_bytes is {self.options.slab_bytes}, but {fabric.name} writes at most "
+                f"{fabric.limits.write_bytes} bytes at a time"
+            )
+        self.name = fabric.name
+        self.instance = instance
+        self.fabric = fabric
+        packed = self.options.executor == "packed"
+        self.capabilities = Capabilities(
+            mapped=False,
+            cross_host=fabric.cross_host,
+            memory_kinds=HOST if packed else fabric.memory_kinds,
+            needs_shared_memory=False,
+            one_sided=not packed,
+            costs=costs_of(fabric.name),
+        )
+        address = Endpoint.parse(bind, default_port=0)
+        self.host = advertised(address.host, advertise or None)
+        self.table = RegionTable()
+        self._numbers = numbers_of(self.table.nbytes)
+        self._host = np.zeros(0, dtype=np.bool_)
+        self._allocate = allocate
+        self._area: Area | None = None
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+        self._dialect = Dialect(fabric.name, f"KVB{fabric.name.upper():_<4.4}\n".encode(), side.VERSION)
+        self._tickets = Tickets()
+        self._pump = Pump(fabric, instance, self.options.staging_slabs)
+        self._lock = threading.Lock()
+        self._links: set[FabricPeerLink] = set()
+        self._closed = False
+        listener = listen(address.host, address.port or 0)
+        self.port: int = listener.getsockname()[1]
+        self._receiver = FabricReceiver(
+            listener, self._dialect, instance, self._token, fabric.revoke, self.options.quarantine_seconds
+        )
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """As `Transport.register`. With the executor "packed" the fabric learns of the slabs only."""
+        self.table = RegionTable.of_kinds(regions, self.capabilities.memory_kinds, self.name)
+        self._numbers = numbers_of(self.table.nbytes)
+        self._host = _host_of(region.kind for region in regions)
+        self._area = Area.of(self._allocate(self.options.area_bytes), self.options)
+        exposed = self.capabilities.one_sided
+        self.fabric.register(fabric_regions(self._area, regions if exposed else ()))
+        self._receiver.table = self.table
+        self._receiver.set_up(self._area, self.fabric.describe, exposed=exposed)
+
+    def describe(self) -> bytes:
+        """As `Transport.describe`. Raises `TransportError` if there are too many regions for a descriptor."""
+        lengths = tuple(int(nbytes) for nbytes in self.table.nbytes)
+        described = side.FabricDescriptor(self.name, self.instance, self.host, self.port, self._token, lengths)
+        encoded = msgspec.msgpack.encode(described)
+        if len(encoded) > MAX_DESCRIPTOR:
+            raise TransportError(
+                f"{len(lengths)} regions make a descriptor of {len(encoded)} bytes, more than {MAX_DESCRIPTOR}; "
+                "register fewer, larger regions"
+            )
+        return encoded
+
+    def connect(self, descriptor: bytes) -> RemotePeer:
+        """As `Transport.connect`."""
+        described = side.decode_descriptor(descriptor, self.name)
+        if self._area is None:
+            raise TransportError("nothing is registered yet; register the regions before connecting")
+        where = described.host, described.port
+        sock = reach(self._dialect, *where, described.token, writer=self.instance, peer=described.instance)
+        try:
+            link = self._link(sock, described, self._area)
+        except BaseException:
+            # The peer's slabs are free again at once.
+            with contextlib.suppress(OSError):
+                sock.sendall(side.FAREWELL)
+            sock.close()
+            raise
+        with self._lock:
+            if not self._closed:
+                self._links.add(link)
+                return link
+        link.stop("the transport was closed")
+        raise TransportError("the transport is closed; nothing can be connected any more")
+
+    def _link(self, sock: socket.socket, described: side.FabricDescriptor, area: Area) -> FabricPeerLink:
+        direct = self.capabilities.one_sided
+        welcome = self._hello(sock, described.instance, direct)
+        if self.options.executor == "direct" and not welcome.exposed:
+            raise TransportUnavailable(
+                f"peer {described.instance} takes packed writes only, but here executor is direct; set both to the same"
+            )
+        fabric_peer = self.fabric.connect(welcome.fabric, described.instance)
+        nbytes = np.array(described.regions, dtype=np.int64)
+        grant = Grant(welcome.slabs, welcome.slab_bytes)
+        link = FabricPeerLink(self._pump, sock, described, grant, fabric_peer, area, self.table, self._tickets)
+        link.regions, link.numbers, link.exposed = nbytes, numbers_of(nbytes), welcome.exposed
+        link.host = _host_of(welcome.kinds)
+        link.slab_bytes = min(self.options.slab_bytes, welcome.slab_bytes, self.fabric.limits.write_bytes)
+        return link
+
+    def _hello(self, sock: socket.socket, peer: str, direct: bool) -> side.Welcome:
+        process = None
+        with contextlib.suppress(TransportUnavailable):
+            process = ProcessKey.own()
+        try:
+            sock.settimeout(CONNECT_SECONDS)
+            side.send(sock, side.Hello(direct, process))
+            welcome = side.read(sock, side.Welcome, side.MAX_WELCOME)
+        except (OSError, EOFError, ValueError) as error:
+            raise TransportUnavailable(f"peer {peer} did not let this process in: {error}") from error
+        if welcome.refusal:
+            raise TransportUnavailable(f"peer {peer} has no room: {welcome.refusal}")
+        if not welcome.slabs or not welcome.slab_bytes:
+            raise TransportUnavailable(f"peer {peer} granted no slab; install the same kvbaton on both sides")
+        return welcome
+
+    def admit(self, descriptor: bytes) -> None:
+        """As `Transport.admit`."""
+        instance = side.decode_descriptor(descriptor, self.name).instance
+        if self._receiver.gate.refuses(instance):
+            raise TransportError(f"instance {instance} was fenced; a new process needs a new instance id")
+
+    def write(self, peer: RemotePeer, transfers: Sequence[Transfer], ticket: int) -> None:
+        """As `Transport.write`. Raises `TransportError` for memory that the chosen way cannot reach."""
+        if not isinstance(peer, FabricPeerLink):
+            raise TransportError(f"{peer!r} was not connected by the {self.name} transport")
+        checked = check_write(transfers, self.table.nbytes, peer.regions, peer.instance)
+        direct, packed = self._ways(peer, checked)
+        limit = load_bytes(sum(transfer.nbytes for transfer in packed), peer.slab_bytes)
+        peer.submit(
+            ticket,
+            direct_writes(direct, self._numbers, peer.numbers, self.fabric.limits),
+            cut_loads(packed, limit),
+        )
+
+    def _ways(self, peer: FabricPeerLink, transfers: list[Transfer]) -> tuple[list[Transfer], list[Transfer]]:
+        """Those that go piece by piece, and those that go packed."""
+        direct: list[Transfer] = []
+        packed: list[Transfer] = []
+        for transfer in transfers:
+            can_pack = self._on_host(peer, transfer)
+            can_go_direct = self.capabilities.one_sided and peer.exposed and transfer.boxes.cast is None
+            if not can_pack and not can_go_direct:
+                raise TransportError(
+                    f"a write to peer {peer.instance} moves device memory, which here goes piece by piece only: "
+                    "both sides need the executor direct or auto, and no cast"
+                )
+            if can_pack and can_go_direct:
+                chosen = choose_executor(
+                    self.capabilities, count_runs(transfer), transfer.nbytes, self.options.executor
+                )
+                can_go_direct = chosen.name == "direct"
+            (direct if can_go_direct else packed).append(transfer)
+        return direct, packed
+
+    def _on_host(self, peer: FabricPeerLink, transfer: Transfer) -> bool:
+        """Whether the CPU reaches both sides of a transfer, as packing needs."""
+        boxes = transfer.boxes
+        return bool(self._host[boxes.source[:, 0]].all() and peer.host[boxes.destination[:, 0]].all())
+
+    def poll(self) -> list[Completion]:
+        """As `Transport.poll`."""
+        return self._tickets.drain()
+
+    def set_waker(self, wake: Callable[[], None]) -> None:
+        """As `Transport.set_waker`."""
+        self._tickets.set_waker(wake)
+
+    def disconnect(self, peer: RemotePeer) -> None:
+        """As `Transport.disconnect`; waits up to a second for what is under way, and as long as the library needs."""
+        if isinstance(peer, FabricPeerLink):
+            with self._lock:
+                self._links.discard(peer)
+            peer.stop(f"disconnected from peer {peer.instance} before the write was over")
+
+    def fence(self, instance: str) -> bool:
+        """As `Transport.fence`.
+
+        True at once for writers that only pack. One that may write by itself is asked to stop: True when it said that
+        its library has, when its process is proven dead, or when the fabric keeps it out by its own means.
+        """
+        return self._receiver.fence(instance)
+
+    def readmit(self, instance: str) -> None:
+        """As `Transport.readmit`."""
+        self._receiver.gate.readmit(instance)
+
+    def close(self) -> None:
+        """As `Transport.close`."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+            links, self._links = list(self._links), set()
+        if closed:
+            return
+        self._tickets.close()
+        for link in links:
+            link.ask_to_stop("the transport was closed before the write was over")
+        for link in links:
+            link.stop("the transport was closed before the write was over")
+        self._pump.stop()
+        self._receiver.close()
+        self.fabric.close()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """How often the port refused something, by reason: as tcp's, and slabs."""
+        return dict(self._receiver.counters)
+
+
+def _host_of(kinds: Iterable[str]) -> Flags:
+    return np.array([kind == "host" for kind in kinds], dtype=np.bool_)
