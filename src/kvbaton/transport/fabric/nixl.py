@@ -35,6 +35,7 @@ from kvbaton.plan.boxes import Int64s
 from kvbaton.transport.fabric import nixl_backend
 from kvbaton.transport.fabric.base import Ended, Fabric, FabricLimits, FabricPeer, Writes
 
+OPTIONS = nixl_backend.OPTIONS
 MAX_DESCRIPTOR = 48 << 10
 CONNECT_SECONDS = 5.0
 DISCONNECT_SECONDS = 5.0
