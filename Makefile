@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup demo test test-all check lint format typecheck bench golden clean
+.PHONY: help setup setup-fabrics demo test test-all check lint format typecheck bench golden clean
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
@@ -19,10 +19,14 @@ help:
 	@echo "make bench     benchmarks beside NIXL and Mooncake; figures in build/bench/*.json"
 	@echo "               (QUICK=1 a short one; SGLANG=folder of a harness for SGLang's own managers)"
 	@echo "make setup     the virtual environment in .venv (done by the others when it is needed)"
+	@echo "make setup-fabrics   NIXL and Mooncake in .venv too: their transports, and the tests of them"
 	@echo "make clean     removes everything that was made here"
 
 setup:
 	@PYTHON="$(PYTHON)" bash scripts/setup.sh
+
+setup-fabrics: setup
+	@bash scripts/fabrics.sh
 
 demo: setup
 	@$(RUN) -m kvbaton demo $(if $(ALL),--all) $(if $(TRANSPORT),--transport $(TRANSPORT)) --json build/demo.json
