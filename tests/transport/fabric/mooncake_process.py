@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from kvbaton.errors import TransportUnavailable
+from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
+from kvbaton.transport import create
+from kvbaton.transport.conformance.case import rows
 from kvbaton.transport.fabric.base import Writes
 from kvbaton.transport.fabric.mooncake import MooncakeFabric
 from kvbaton.transport.fabric.mooncake_engine import library
@@ -19,6 +21,7 @@ from kvbaton.transport.fabric.mooncake_engine import library
 SPAWN = multiprocessing.get_context("spawn")
 CANARY = 0xEE
 LIMIT = 60.0
+ROW = 1 << 20
 TCP = {"protocol": "tcp"}
 
 try:
@@ -146,5 +149,63 @@ def eventually(condition):
     return True
 
 
-def resources():
-    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+def transport(executor, instance):
+    return create("mooncake", instance=instance, options=TCP | {"executor": executor})
+
+
+def destination(executor, nbytes, connection):
+    """Offer memory until told to answer with its content, or killed."""
+    here = transport(executor, "destination")
+    memory = np.full(nbytes, CANARY, np.uint8)
+    here.register([Region.of(memory)])
+    connection.send(here.describe())
+    with contextlib.suppress(EOFError):
+        while connection.recv() == "content":
+            connection.send_bytes(memory.tobytes())
+    here.close()
+
+
+def writer(executor, nbytes, descriptor, connection):
+    """Write to the destination over and over, a new value each time, until it cannot or is killed."""
+    here = transport(executor, "writer")
+    memory = np.zeros(nbytes, np.uint8)
+    here.register([Region.of(memory)])
+    connection.send(here.describe())
+    connection.recv()
+    peer = here.connect(descriptor)
+    everything = np.arange(nbytes // ROW)
+    ended = []
+    for ticket in range(1_000_000):
+        memory[:] = ticket % CANARY
+        try:
+            here.write(peer, [rows(ROW, everything, everything)], ticket)
+        except TransportError as raised:
+            ended = [(ticket, str(raised))]
+        while not ended:
+            time.sleep(0.0002)
+            ended = here.poll()
+        if ended[0][1]:
+            break
+        ended = []
+    connection.send(ended[0][1])
+    connection.recv()
+
+
+@contextlib.contextmanager
+def started(function, *arguments):
+    """A running process and the connection to it; killed at the end, come what may."""
+    here, there = SPAWN.Pipe()
+    process = SPAWN.Process(target=function, args=(*arguments, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        yield process, here
+    finally:
+        process.kill()
+        process.join()
+        here.close()
+
+
+def receive(connection):
+    assert connection.poll(LIMIT), "the other process did not answer"
+    return connection.recv()

@@ -13,6 +13,7 @@ What the library does not promise, and what is done about it:
 * It names no process, only an address: `MooncakeFabric.connect` reads a token from the peer.
 * What was handed over cannot be taken back: `MooncakeFabric.disconnect` waits for it. An engine that was closed reads
   and writes nothing more.
+* It keeps its connections to an address, four over TCP, until it is closed, whether somebody still lives there or not.
 * A peer that does not answer ends its writes after 30 s over TCP (``MC_TCP_STATUS_TIMEOUT_SEC``), a dead one at once.
 * Taking a registration back stops everybody, and what began before it goes on: `revoke` proves nothing.
 
