@@ -7,7 +7,7 @@ import pytest
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.transport.fabric import mooncake_engine
 from kvbaton.transport.fabric.mooncake_descriptor import MooncakeDescriptor, decode
-from kvbaton.transport.fabric.mooncake_engine import choose, start
+from kvbaton.transport.fabric.mooncake_engine import choose, library, start
 
 
 class FakeModule:
@@ -27,7 +27,7 @@ class FakeModule:
         return -1
 
     def initialize(self, *arguments):
-        forced = {name: os.environ.get(name) for name in ("MC_FORCE_TCP", "MC_FORCE_HCA", "MC_RDMA_RAIL_PAUSE_SECONDS")}
+        forced = {name: os.environ.get(name) for name in ("MC_FORCE_TCP", "MC_FORCE_HCA")}
         self.calls.append((arguments, forced))
         return 0 if "MC_FORCE_TCP" in os.environ or self.rdma_works else -1
 
@@ -104,18 +104,30 @@ def test_engine_gets_no_choice_of_its_own(protocol, forced, monkeypatch):
     assert start(module, "10.0.0.1", [protocol], "mlx5_0")[0] == protocol
     ((arguments, seen),) = module.calls
     assert arguments == ("10.0.0.1", "P2PHANDSHAKE", protocol, "mlx5_0" if protocol == "rdma" else "")
-    assert (seen["MC_FORCE_TCP"], seen["MC_FORCE_HCA"], seen["MC_RDMA_RAIL_PAUSE_SECONDS"]) == (*forced, "1")
+    assert (seen["MC_FORCE_TCP"], seen["MC_FORCE_HCA"]) == forced
     left = {name: value for name, value in os.environ.items() if name.startswith("MC_")}
     assert left == {"MC_FORCE_TCP": "0"}
 
 
-def test_settings_of_the_user_stay(monkeypatch):
-    monkeypatch.setenv("MC_RDMA_RAIL_PAUSE_SECONDS", "7")
-    module = FakeModule()
-    start(module, "::1", ["tcp"], "")
-    ((arguments, seen),) = module.calls
-    assert arguments[0] == "[::1]"
-    assert seen["MC_RDMA_RAIL_PAUSE_SECONDS"] == os.environ["MC_RDMA_RAIL_PAUSE_SECONDS"] == "7"
+def test_settings_are_there_when_the_library_is_loaded(monkeypatch):
+    monkeypatch.setenv("MC_LOG_LEVEL", "TRACE")
+    seen = {}
+
+    def load(name):
+        seen.update({name: value for name, value in os.environ.items() if name.startswith("MC_")})
+        raise ImportError(f"no {name}")
+
+    monkeypatch.setattr(mooncake_engine.importlib, "import_module", load)
+    with pytest.raises(TransportUnavailable, match=r"no mooncake\.engine.*libibverbs1"):
+        library(ipv6=True)
+    assert seen == {"MC_LOG_LEVEL": "TRACE", "MC_RDMA_RAIL_PAUSE_SECONDS": "1", "MC_USE_IPV6": "1"}
+    assert {name for name in os.environ if name.startswith("MC_")} == {"MC_LOG_LEVEL"}
+
+
+def test_old_library_is_refused(monkeypatch):
+    monkeypatch.setattr(mooncake_engine.importlib, "import_module", lambda _: FakeModule())
+    with pytest.raises(TransportUnavailable, match="too old"):
+        library()
 
 
 def test_fall_back_to_tcp_is_said(caplog):

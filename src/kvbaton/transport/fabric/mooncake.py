@@ -98,7 +98,7 @@ class MooncakeFabric(Fabric):
         self.instance = instance
         self.host = advertised(Endpoint.parse(bind).host, advertise or None)
         protocols, devices = choose(dict(options or {}))
-        module = library()
+        module = library(ipv6=":" in self.host)
         self.protocol, self._engine = start(module, self.host, protocols, devices)
         self.memory_kinds = frozenset({"host", "cuda"} if module.SUPPORT_CUDA or module.SUPPORT_HIP else {"host"})
         self._window = WINDOWS[self.protocol]

@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +30,7 @@ _REFUSED = {
     "MC_USE_TENT": ("", "it selects another engine, which this adapter does not know"),
     "MC_USE_TEV1": ("", "it selects another engine, which this adapter does not know"),
 }
-_initializing = threading.Lock()
+_environment = threading.Lock()
 _log = logging.getLogger(__name__)
 
 
@@ -39,10 +39,15 @@ def rdma_devices() -> list[str]:
     return sorted(device.name for device in _INFINIBAND.glob("*"))
 
 
-def library() -> ModuleType:
-    """The vendor's Python module. Raises `TransportUnavailable` where there is none, or an old one."""
+def library(*, ipv6: bool = False) -> ModuleType:
+    """The vendor's Python module. Raises `TransportUnavailable` where there is none, or an old one.
+
+    It reads most of its variables when it is first imported in a process: what the user has set stays.
+    """
+    defaults = {"MC_RDMA_RAIL_PAUSE_SECONDS": "1", "MC_LOG_LEVEL": "ERROR"} | ({"MC_USE_IPV6": "1"} if ipv6 else {})
     try:
-        module = importlib.import_module("mooncake.engine")
+        with _variables(defaults | {name: os.environ[name] for name in defaults if name in os.environ}):
+            module = importlib.import_module("mooncake.engine")
     except ImportError as error:
         raise TransportUnavailable(
             f"Mooncake cannot be imported ({error}): pip install kvbaton[mooncake], and on Debian apt-get install "
@@ -92,7 +97,12 @@ def start(module: ModuleType, host: str, protocols: Sequence[str], devices: str)
             _log.warning("Mooncake cannot use RDMA on this machine: it takes TCP, as allow_tcp=1 says")
         engine = module.TransferEngine()
         local = f"[{host}]" if ":" in host else host
-        with _variables(protocol, ipv6=":" in host):
+        # The library ignores the protocol that it is given; these two it obeys.
+        forced = {
+            "MC_FORCE_TCP": "1" if protocol == "tcp" else None,
+            "MC_FORCE_HCA": "1" if protocol == "rdma" else None,
+        }
+        with _variables(forced):
             if engine.initialize(local, "P2PHANDSHAKE", protocol, devices if protocol == "rdma" else "") == 0:
                 _let_close(engine.get_rpc_port())
                 # Its listener waits with the old limit until somebody comes.
@@ -119,22 +129,19 @@ def _let_close(port: int) -> None:
 
 
 @contextlib.contextmanager
-def _variables(protocol: str, *, ipv6: bool) -> Iterator[None]:
-    """The library's variables while an engine starts; what the user has set stays, but for the choice of protocol."""
-    ours = {"MC_RDMA_RAIL_PAUSE_SECONDS": "1", "MC_LOG_LEVEL": "ERROR"} | ({"MC_USE_IPV6": "1"} if ipv6 else {})
-    with _initializing:
-        before = dict(os.environ)
-        for variable, value in ours.items():
-            os.environ.setdefault(variable, value)
-        # The library ignores the protocol that it is given; these two it obeys.
-        for variable, wanted in (("MC_FORCE_TCP", "tcp"), ("MC_FORCE_HCA", "rdma")):
-            os.environ.pop(variable, None)
-            if wanted == protocol:
-                os.environ[variable] = "1"
+def _variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Environment variables for a while; None: not set."""
+    with _environment:
+        before = {name: os.environ.get(name) for name in values}
         try:
+            _set(values)
             yield
         finally:
-            for variable in (*ours, "MC_FORCE_TCP", "MC_FORCE_HCA"):
-                os.environ.pop(variable, None)
-                if variable in before:
-                    os.environ[variable] = before[variable]
+            _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
