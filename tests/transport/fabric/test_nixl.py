@@ -16,8 +16,8 @@ from nixl_peer import CANARY, collect, destination, pieces, receive, started, st
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.transport.conformance import Conformance, NotApplicable
-from kvbaton.transport.fabric import nixl
-from kvbaton.transport.fabric.nixl import MAX_DESCRIPTOR, NixlFabric
+from kvbaton.transport.fabric.nixl import NixlFabric
+from kvbaton.transport.fabric.nixl_descriptor import MAX_BYTES, TOKEN_BYTES, NixlDescriptor
 from kvbaton.transport.fabric.transport import FabricTransport
 
 MIB = 1 << 20
@@ -205,10 +205,9 @@ def test_descriptor_that_was_damaged_is_not_shown_to_the_library(here, described
 
 def test_another_process_in_the_place_of_the_peer_is_found_out(here, described):
     here.register([])
-    decoded = nixl._decode(described[1], "there")
-    other = msgspec.msgpack.encode(msgspec.structs.replace(decoded, token=bytes(len(decoded.token))))
+    other = msgspec.structs.replace(NixlDescriptor.decode(described[1], "there"), token=bytes(TOKEN_BYTES))
     with pytest.raises(TransportUnavailable, match="another process"):
-        here.connect(nixl._digest(other) + other, "there")
+        here.connect(other.encode(), "there")
     assert here.connect(described[1], "there").alive
 
 
@@ -224,7 +223,7 @@ def test_descriptor_that_grows_too_large_is_refused(monkeypatch):
     monkeypatch.setenv("UCX_TLS", TCP)
     fabric = NixlFabric("here")
     fabric.register([Region.of(np.zeros(64, dtype=np.uint8)) for _ in range(2000)])
-    with pytest.raises(TransportError, match=rf"2000 regions .* more than {MAX_DESCRIPTOR}"):
+    with pytest.raises(TransportError, match=rf"2000 regions .* more than {MAX_BYTES}"):
         fabric.describe()
     fabric.close()
 

@@ -9,7 +9,7 @@ What the library does not promise, and what is done about it:
   before UCX is asked. `NixlFabric.connect` reads a token from the peer: a way that does not work is found out there,
   and so is another process in the place of the one that was meant.
 * Only RDMA devices check keys. Over TCP and shared memory bytes land wherever the writer says, so there is no `revoke`.
-* Damaged metadata can end the process that loads it. It travels with a digest.
+* Damaged metadata can end the process that loads it: see `nixl_descriptor`.
 * One request that fails makes the connection useless: `NixlPeer.alive` is False then.
 
 UCX listens at all interfaces (or at ``devices``) and trusts whoever reaches it: use it in networks that you trust.
@@ -18,7 +18,6 @@ UCX listens at all interfaces (or at ``devices``) and trusts whoever reaches it:
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import secrets
 import threading
@@ -26,7 +25,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from kvbaton.errors import TransportError, TransportUnavailable
@@ -34,31 +32,13 @@ from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
 from kvbaton.transport.fabric import nixl_backend
 from kvbaton.transport.fabric.base import Ended, Fabric, FabricLimits, FabricPeer, Writes
+from kvbaton.transport.fabric.nixl_descriptor import TOKEN_BYTES, NixlDescriptor, Place
 
 OPTIONS = nixl_backend.OPTIONS
-MAX_DESCRIPTOR = 48 << 10
 CONNECT_SECONDS = 5.0
 DISCONNECT_SECONDS = 5.0
-TOKEN_BYTES = 16
 _SLOTS = 256
 _KINDS = {"host": "DRAM", "cuda": "VRAM"}
-
-
-class _Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a region lies."""
-
-    address: int
-    nbytes: int
-    kind: str
-    device: int
-
-
-class _Descriptor(msgspec.Struct, frozen=True, array_like=True, tag="nixl1"):
-    agent: str
-    metadata: bytes
-    token_address: int
-    token: bytes
-    regions: tuple[_Place, ...]
 
 
 class _Connection:
@@ -73,7 +53,7 @@ class _Connection:
 class NixlPeer(FabricPeer):
     """A peer's agent, with where its regions lie."""
 
-    def __init__(self, name: str, connection: _Connection, regions: tuple[_Place, ...]) -> None:
+    def __init__(self, name: str, connection: _Connection, regions: tuple[Place, ...]) -> None:
         super().__init__(name)
         self.connection = connection
         self.regions = regions
@@ -115,7 +95,7 @@ class NixlFabric(Fabric):
         self._connections: dict[str, _Connection] = {}
         self._requests: dict[int, _Request] = {}
         self._ended: list[Ended] = []
-        self._regions: tuple[_Place, ...] = ()
+        self._regions: tuple[Place, ...] = ()
         self._registered: list[Any] = []
         self._owners: list[Region] = []
         self._scratch = np.zeros((_SLOTS, TOKEN_BYTES), np.uint8)
@@ -139,23 +119,17 @@ class NixlFabric(Fabric):
                     "look at the limit of locked memory (ulimit -l), and for device memory at UCX's CUDA support"
                 ) from error
         self._owners = list(regions)
-        self._regions = tuple(_Place(r.address, r.nbytes, r.kind, r.device) for r in regions)
+        self._regions = tuple(Place(r.address, r.nbytes, r.kind, r.device) for r in regions)
 
     def describe(self) -> bytes:
         """As `Fabric.describe`."""
         place, token = self._scratch.ctypes.data, self._scratch[0].tobytes()
-        described = _Descriptor(self.agent_name, self._agent.get_agent_metadata(), place, token, self._regions)
-        encoded = msgspec.msgpack.encode(described)
-        if len(encoded) + TOKEN_BYTES > MAX_DESCRIPTOR:
-            raise TransportError(
-                f"{len(self._regions)} regions make a descriptor of {len(encoded)} bytes, more than {MAX_DESCRIPTOR}; "
-                "register fewer, larger regions, or name the devices to use: each has a key for each region"
-            )
-        return _digest(encoded) + encoded
+        metadata = self._agent.get_agent_metadata()
+        return NixlDescriptor(self.agent_name, metadata, place, token, self._regions).encode()
 
     def connect(self, descriptor: bytes, name: str) -> NixlPeer:
         """As `Fabric.connect`."""
-        described = _decode(descriptor, name)
+        described = NixlDescriptor.decode(descriptor, name)
         with self._lock:
             connection = self._connections.get(described.agent)
             if connection is not None and not connection.alive:
@@ -258,7 +232,7 @@ class NixlFabric(Fabric):
         peer.connection.alive = False
         return f"NIXL lost peer {peer.name}: {error}; it has ended, its memory was taken away, or the network is down"
 
-    def _load(self, described: _Descriptor, name: str) -> _Connection:
+    def _load(self, described: NixlDescriptor, name: str) -> _Connection:
         try:
             agent = self._agent.add_remote_agent(described.metadata)
         except self._errors as error:
@@ -269,7 +243,7 @@ class NixlFabric(Fabric):
         connection = self._connections[described.agent] = _Connection(agent)
         return connection
 
-    def _probe(self, peer: NixlPeer, described: _Descriptor) -> None:
+    def _probe(self, peer: NixlPeer, described: NixlDescriptor) -> None:
         """Read the peer's token: the connection is made now, and it is proven to work and to lead to that process."""
         place = self._scratch[1 + next(self._slots) % (_SLOTS - 1)]
         place[:] = 0
@@ -303,17 +277,3 @@ class NixlFabric(Fabric):
             del self._connections[connection.agent]
             with contextlib.suppress(*self._errors):
                 self._agent.remove_remote_agent(connection.agent)
-
-
-def _digest(encoded: bytes) -> bytes:
-    return hashlib.blake2b(encoded, digest_size=TOKEN_BYTES).digest()
-
-
-def _decode(descriptor: bytes, name: str) -> _Descriptor:
-    encoded = descriptor[TOKEN_BYTES:]
-    if _digest(encoded) != descriptor[:TOKEN_BYTES]:
-        raise TransportError(f"the descriptor of peer {name} was damaged on its way, or is not one of NIXL")
-    try:
-        return msgspec.msgpack.decode(encoded, type=_Descriptor)
-    except msgspec.DecodeError as error:
-        raise TransportError(f"the descriptor of peer {name} cannot be understood: {error}") from error
