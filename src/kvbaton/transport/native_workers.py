@@ -1,8 +1,8 @@
 """Workers that are threads of the native kernel: they never want the interpreter's lock.
 
-The engine's thread and the control thread keep that lock for themselves; a copy begins and ends beside them, and its end
-wakes the control thread by a descriptor, without a thread of Python's in between. A forked child has no such threads:
-its copy of a transport is of no use.
+The engine's thread and the control thread keep that lock for themselves; a copy begins and ends beside them, and its
+end wakes the control thread by a descriptor, without a thread of Python's in between. A forked child has no such
+threads: its copy of a transport is of no use.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ class NativeWorkers(Workers):
 
     def attach(self, peer: MappedPeer) -> None:
         """As `Workers.attach`."""
-        peer.handle = self._pool.attach(
-            peer.bases, peer.descriptor, f"the process of peer {peer.instance} has ended"
-        )
+        peer.handle = self._pool.attach(peer.bases, peer.descriptor, f"the process of peer {peer.instance} has ended")
 
     def submit(self, peer: MappedPeer, transfers: Sequence[Transfer], ticket: int, bases: Int64s) -> None:
         """As `Workers.submit`."""
