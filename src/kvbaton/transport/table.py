@@ -53,8 +53,7 @@ def check_write(
         except RowsError as error:
             raise TransportError(f"the write is outside the regions of peer {peer}: {error}") from error
         if nbytes:
-            units = (
-                each.copy() if keep or not each.flags.carray else each for each in (source_units, destination_units)
-            )
-            checked.append(Transfer(boxes.pick(), *units))
+            units = source_units, destination_units
+            ready = (each.copy() if keep or not each.flags.carray else each for each in units)
+            checked.append(Transfer(boxes.pick(), *ready))
     return checked
