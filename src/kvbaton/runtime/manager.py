@@ -22,6 +22,7 @@ from kvbaton.runtime.announcer import Announcer
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.control import ControlPlane
 from kvbaton.runtime.decode import DecodeSide
+from kvbaton.runtime.outbox import Outbox
 from kvbaton.runtime.prefill import PrefillSide
 from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Receiver, Sender
@@ -109,7 +110,7 @@ class Manager:
                 transport.close()
             raise
         for transport in self._transports.values():
-            transport.set_waker(self._control.wake)
+            transport.set_waker(self._control.waker)
         self._context = Context(
             instance=self.instance,
             model=model,
@@ -118,6 +119,7 @@ class Manager:
             transports=self._transports,
             left_out=left_out,
             control=self._control,
+            outbox=Outbox(self._control.send),
             settings=settings,
             executor=ThreadPoolExecutor(max_workers=4, thread_name_prefix=f"kvbaton-{role}-handshake"),
         )

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvbaton.plan import Pages, PairPlan, Transfer
 from kvbaton.protocol import Offer, StartWrite, rows_from_bytes
 from kvbaton.runtime.destinations import Destination
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(NamedTuple):
     """What one ticket stands for."""
 
     room: int = 0
     peer: str = ""
-    moved: Counter[str] = field(default_factory=Counter)
+    moved: Mapping[str, int] = {}
     """Bytes by component."""
 
 
@@ -43,7 +41,7 @@ class Writes:
         ``aux`` goes along: transfers that are bound already, by component. Where it raises, nothing was started.
         """
         bound = {**_bind(destination.plan, action, chunk, offer), **aux}
-        moved = Counter({name: sum(each.nbytes for each in transfers) for name, transfers in bound.items()})
+        moved = {name: sum(each.nbytes for each in transfers) for name, transfers in bound.items()}
         transfers = [each for transfers in bound.values() for each in transfers]
         self._under_way[action.ticket] = Write(action.room, action.peer, moved)
         try:
