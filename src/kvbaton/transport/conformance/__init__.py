@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from kvbaton.transport.conformance.case import Memory, NotApplicable, PromiseBroken
 from kvbaton.transport.conformance.content import ContentChecks
 from kvbaton.transport.conformance.life import LifeChecks
+from kvbaton.transport.conformance.load import LoadChecks
 
 __all__ = ["Conformance", "Memory", "NotApplicable", "Outcome", "PromiseBroken"]
 
@@ -26,7 +27,7 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
-class Conformance(ContentChecks, LifeChecks):
+class Conformance(ContentChecks, LifeChecks, LoadChecks):
     """The checks, each a method ``check_*``.
 
     ``make(instance)`` makes a transport that is not registered yet. ``memory(nbytes, shared)`` makes memory that it can

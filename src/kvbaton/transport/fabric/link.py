@@ -15,7 +15,7 @@ from kvbaton.errors import TransportError
 from kvbaton.plan.boxes import Int64s
 from kvbaton.transport.base import RemotePeer
 from kvbaton.transport.fabric import side
-from kvbaton.transport.fabric.area import Area, one_write
+from kvbaton.transport.fabric.area import Area, Flags, one_write
 from kvbaton.transport.fabric.base import FabricPeer, Writes
 from kvbaton.transport.fabric.loads import Load, announce, pack
 from kvbaton.transport.fabric.pump import Pump
@@ -35,11 +35,23 @@ RECEIVE_BYTES = 1 << 16
 OPEN, DRAINING, LEAVING, OVER = range(4)
 
 
-class Grant(NamedTuple):
-    """What the peer lets this process write into: slabs by number, each of so many bytes."""
+class Remote(NamedTuple):
+    """What a peer is, and what it lets this process write into."""
 
+    instance: str
+    fabric: FabricPeer
+    regions: Int64s
+    """Lengths of its regions."""
+    numbers: Int64s
+    """The fabric's number of each."""
+    host: Flags
+    """Which of them are host memory."""
+    exposed: bool
+    """Whether the fabric may write into them."""
     slabs: tuple[int, ...]
+    """The slabs that it granted, by number."""
     slab_bytes: int
+    """Bytes of each of them."""
 
 
 class Write:
@@ -79,23 +91,20 @@ class Link(RemotePeer):
         self,
         pump: Pump,
         sock: socket.socket,
-        described: side.FabricDescriptor,
-        grant: Grant,
-        fabric_peer: FabricPeer,
+        remote: Remote,
         area: Area,
         table: RegionTable,
         tickets: Tickets,
     ) -> None:
-        self.instance = described.instance
+        self.instance = remote.instance
+        self.remote = remote
         self._pump = pump
         self._sock = sock
-        self._peer = fabric_peer
+        self._peer = remote.fabric
         self._area = area
         self._table = table
-        self._bases: Int64s = table.bases
         self._tickets = tickets
-        self._slab_bytes = grant.slab_bytes
-        self._credits = deque(grant.slabs)
+        self._credits = deque(remote.slabs)
         self._announced: dict[int, Write] = {}
         """By slab: what the peer has not acknowledged."""
         self._queue: deque[Write] = deque()
@@ -243,11 +252,11 @@ class Link(RemotePeer):
         begin = self._area.staging(staging)
         view = self._area.view[begin : begin + self._area.options.slab_bytes]
         try:
-            nbytes = pack(load, self._bases, view)
+            nbytes = pack(load, self._table.bases, view)
         except Exception as error:
             ended(f"packing failed: {type(error).__name__}: {error}")
             return
-        self._post(one_write(begin, slab * self._slab_bytes, nbytes), ended)
+        self._post(one_write(begin, slab * self.remote.slab_bytes, nbytes), ended)
 
     def _post(self, writes: Writes, ended: Callable[[str], None]) -> None:
         try:
