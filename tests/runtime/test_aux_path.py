@@ -179,7 +179,7 @@ def test_a_done_with_both_is_refused(world, monkeypatch):
 
 
 def test_a_slot_that_is_not_there_fails_the_room_before_a_byte_moves(world, monkeypatch):
-    monkeypatch.setattr("kvbaton.runtime.decode.aux_row", lambda layout, row, side: 1 << 30)
+    monkeypatch.setattr("kvbaton.runtime.rows.EngineRows.aux", lambda self, row: 1 << 30)
     (source,), (destination,) = ranks(world)
     sender, receiver = source.manager.sender(1), destination.manager.receiver(1)
     receiver.offer({"kv": [4, 5], "conv": [2]}, 8, aux=3)

@@ -25,7 +25,7 @@ from kvbaton.doctor.report import DeviceChoice, PeerAccess, Report
 from kvbaton.errors import ConfigurationError
 from kvbaton.transport import NAMES
 
-ATTEMPT_SECONDS = 30.0
+ATTEMPT_SECONDS = 60.0
 GPU_SECONDS = 60.0
 PEER_SECONDS = 90.0
 AT_ONCE = 2

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from kvbaton.layout.nouns import RankLayout
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Both sides must speak the same version; it is in the head of each frame."""
 
 MAX_REASON_CHARACTERS = 2000
