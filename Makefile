@@ -3,11 +3,12 @@ SHELL := /bin/bash
 PYTHON ?=
 VENV := .venv
 EXAMPLES ?= 100000
+RDMA_VM ?= ../shared/tools/rdma-vm
 RUN := $(VENV)/bin/python
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup demo test test-all check lint format typecheck bench golden clean
+.PHONY: help setup setup-fabrics demo test test-all test-rdma check lint format typecheck bench golden clean
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
@@ -15,14 +16,19 @@ help:
 	@echo "make test      the tests that CI runs"
 	@echo "make test-all  all tests, the long ones too, and make check"
 	@echo "make check     100,000 random pairs of layouts against the oracle (EXAMPLES=n, SEED=s; a fresh seed by default)"
+	@echo "make test-rdma the tests of RDMA, in a virtual machine with soft-RoCE (RDMA_VM=folder of the tool that makes it)"
 	@echo "make lint      ruff (lint, format) and mypy strict"
 	@echo "make bench     benchmarks beside NIXL and Mooncake; figures in build/bench/*.json"
 	@echo "               (QUICK=1 a short one; SGLANG=folder of a harness for SGLang's own managers)"
 	@echo "make setup     the virtual environment in .venv (done by the others when it is needed)"
+	@echo "make setup-fabrics   NIXL and Mooncake in .venv too: their transports, and the tests of them"
 	@echo "make clean     removes everything that was made here"
 
 setup:
 	@PYTHON="$(PYTHON)" bash scripts/setup.sh
+
+setup-fabrics: setup
+	@bash scripts/fabrics.sh
 
 demo: setup
 	@$(RUN) -m kvbaton demo $(if $(ALL),--all) $(if $(TRANSPORT),--transport $(TRANSPORT)) --json build/demo.json
@@ -33,6 +39,9 @@ test: setup
 test-all: setup
 	@$(RUN) -m pytest -q
 	@$(MAKE) --no-print-directory check
+
+test-rdma: setup-fabrics
+	@RDMA_VM="$(RDMA_VM)" VENV="$(VENV)" bash scripts/test-rdma.sh
 
 check: setup
 	@$(RUN) -m kvbaton check layouts --examples $(EXAMPLES) --processes 2 $(if $(SEED),--seed $(SEED)) --json build/check.json

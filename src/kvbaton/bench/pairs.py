@@ -45,7 +45,8 @@ class ContenderFailed(KVBatonError):
 class Contender:
     """Who takes part: a script of `kvbaton.bench.contenders`, its arguments, and what it runs in.
 
-    ``needs`` is a module that the vendors' Python must have; empty for what runs in kvbaton's own.
+    ``needs`` is a module that the vendors' Python must have; empty for what runs in kvbaton's own. With ``own``, it is
+    kvbaton's own Python that must have it.
     """
 
     name: str
@@ -53,11 +54,12 @@ class Contender:
     arguments: tuple[str, ...] = ()
     needs: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    own: bool = False
 
     @property
     def python(self) -> Path:
         """The interpreter that runs it."""
-        return contenders_python() if self.needs else Path(sys.executable)
+        return contenders_python() if self.needs and not self.own else Path(sys.executable)
 
     def missing(self) -> str:
         """Why it cannot take part here; empty if it can."""
@@ -71,7 +73,8 @@ class Contender:
         if not tried.returncode:
             return ""
         last = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
-        return f"{self.python} cannot import {self.needs}: {last}"
+        hint = "; make setup-fabrics installs it" if self.own else ""
+        return f"{self.python} cannot import {self.needs}: {last}{hint}"
 
 
 class Timing(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvbaton.errors import ConfigurationError
 
-FILES = ("transfer", "slices", "latency", "handover", "rooms")
+FILES = ("transfer", "slices", "latency", "handover", "rooms", "fabrics")
 """In the order of the table."""
 
 

@@ -128,6 +128,24 @@ def handover(
 
 
 @app.command()
+def fabrics(
+    ways: Annotated[
+        str, typer.Option(help="Libraries and protocols, separated by commas.")
+    ] = "nixl over shm,nixl over tcp,mooncake over tcp",
+    pieces: Annotated[str, typer.Option(help="Piece sizes in bytes, separated by commas.")] = "256,2048",
+    megabytes: Annotated[int, typer.Option(min=1, help="Most MiB of one hand-over.")] = 128,
+    runs: Annotated[int, typer.Option(min=1, help="Counted runs; the median is reported.")] = 5,
+    json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench/fabrics.json"),
+) -> None:
+    """Packed writes beside direct ones over the vendors' libraries, without rooms, every byte checked."""
+    from kvbaton.bench.fabrics import WAYS, run
+    from kvbaton.bench.report import write_report
+
+    chosen = _listed(ways, tuple(WAYS), "--ways")
+    write_report(run(chosen, [_piece(piece) for piece in pieces.split(",")], megabytes, runs), json)
+
+
+@app.command()
 def plot(
     json: Annotated[Path, typer.Option(help="Figures of `kvbaton bench transfer`.")] = Path(
         "build/bench/transfer.json"

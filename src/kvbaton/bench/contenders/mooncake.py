@@ -21,7 +21,7 @@ class MooncakeSide(PoolSide):
 
     def prepare(self, work: dict[str, Any]) -> dict[str, Any]:
         """As `Side.prepare`."""
-        from mooncake.engine import TransferEngine  # type: ignore[import-not-found]
+        from mooncake.engine import TransferEngine
 
         self.make_pool(work)
         self.engine = TransferEngine()

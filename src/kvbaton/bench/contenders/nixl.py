@@ -20,7 +20,7 @@ THREADS = int(os.environ.get("NIXL_THREADS", "0"))
 
 
 def _api() -> Any:
-    from nixl_cu13 import _api  # type: ignore[import-not-found]
+    from nixl_cu13 import _api
 
     return _api
 

@@ -1,0 +1,264 @@
+"""NIXL's adapter against the library itself, over UCX on this machine: shared memory and TCP, two real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("nixl_cu13", reason="NIXL is not installed: make setup-fabrics")
+
+from nixl_peer import CANARY, collect, destination, pieces, receive, started, stuck_writer
+
+from kvbaton.errors import TransportError, TransportUnavailable
+from kvbaton.memory import Region
+from kvbaton.transport.conformance import Conformance, NotApplicable
+from kvbaton.transport.fabric.nixl import NixlFabric
+from kvbaton.transport.fabric.nixl_descriptor import MAX_BYTES, TOKEN_BYTES, NixlDescriptor
+from kvbaton.transport.fabric.transport import FabricTransport
+
+MIB = 1 << 20
+SHM, TCP = "tcp,posix,sysv,cma", "tcp"
+"""UCX needs TCP beside shared memory, to notice that a peer died; the bytes go through shared memory."""
+LESS_USUAL = [pytest.param(tls, marks=pytest.mark.long) for tls in ("tcp,posix", "tcp,sysv", "tcp,cma")]
+SMALL = {"slabs": "16", "staging_slabs": "4", "slab_bytes": "1MiB"}
+
+
+@pytest.fixture(params=[SHM, TCP, *LESS_USUAL])
+def tls(request, monkeypatch):
+    """What UCX may use, here and in processes that are started."""
+    monkeypatch.setenv("UCX_TLS", request.param)
+    return request.param
+
+
+@pytest.fixture
+def here(tls):
+    fabric = NixlFabric("here")
+    yield fabric
+    fabric.close()
+
+
+def source(nbytes):
+    return np.random.default_rng(1).integers(0, CANARY, nbytes, dtype=np.uint8)
+
+
+def post_until_refused(fabric, peer, writes, handle):
+    """Post the same again and again; the first handle that was refused."""
+    while handle < 10_000:
+        try:
+            fabric.post(peer, writes, handle)
+        except TransportError:
+            return handle
+        handle += 1
+    pytest.fail("10,000 writes to a peer that is gone were taken")
+
+
+@pytest.mark.parametrize("check", Conformance.names())
+@pytest.mark.parametrize("executor", ["packed", "direct", "auto"])
+def test_promise_is_kept_over_nixl(tls, executor, check):
+    options = {"executor": executor, **SMALL}
+    suite = Conformance(lambda instance: FabricTransport(instance, NixlFabric(instance), options=options))
+    try:
+        suite.run(check)
+    except NotApplicable as missing:
+        pytest.skip(f"{executor}: {missing}")
+
+
+def test_a_hundred_thousand_pieces_in_one_write(here):
+    size, count = 64, 100_000
+    data = source(size * count)
+    here.register([Region.of(data)])
+    order = np.random.default_rng(2).permutation(count)
+    with started(destination, 2 * size * count) as (_, connection):
+        peer = here.connect(receive(connection), "destination")
+        here.post(peer, pieces(order, size, order[::-1], stride=2 * size), 1)
+        assert collect(here, 1) == {1: ""}
+        # The content is taken at the time the handle has ended: visibility, not luck.
+        connection.send("content")
+        found = np.frombuffer(connection.recv_bytes(), dtype=np.uint8).reshape(count, 2 * size)
+        assert here.disconnect(peer) is True
+    np.testing.assert_array_equal(found[order[::-1], :size], data.reshape(count, size)[order])
+    assert (found[:, size:] == CANARY).all()
+
+
+def test_threads_of_the_library_post_long_lists(tls):
+    data = source(2 * MIB)
+    fabric = NixlFabric("here", options={"num_threads": "2"})
+    fabric.register([Region.of(data)])
+    with started(destination, 2 * MIB) as (_, connection):
+        peer = fabric.connect(receive(connection), "destination")
+        fabric.post(peer, pieces(np.arange(8192), 256), 1)
+        assert collect(fabric, 1) == {1: ""}
+        connection.send("content")
+        np.testing.assert_array_equal(np.frombuffer(connection.recv_bytes(), dtype=np.uint8), data)
+    fabric.close()
+
+
+def test_peer_that_is_killed_in_the_middle_of_writes(here):
+    here.register([Region.of(source(32 * MIB))])
+    everything = pieces(np.arange(16384), 2048)
+    with started(destination, 32 * MIB) as (process, connection):
+        descriptor = receive(connection)
+        peer = here.connect(descriptor, "destination")
+        here.post(peer, everything, 0)
+        assert collect(here, 1) == {0: ""}
+        for handle in range(1, 4):
+            here.post(peer, everything, handle)
+        os.kill(process.pid, signal.SIGKILL)
+        taken = post_until_refused(here, peer, everything, 4)
+        assert sorted(collect(here, taken - 1)) == list(range(1, taken))
+        assert not peer.alive
+        # It is not reaped yet: a zombie must count as gone.
+        with pytest.raises(TransportUnavailable):
+            here.connect(descriptor, "destination")
+        assert here.disconnect(peer) is True
+        assert here.poll() == []
+
+
+def test_memory_that_the_peer_takes_away(here):
+    here.register([Region.of(source(8 * MIB))])
+    everything = pieces(np.arange(4096), 2048)
+    with started(destination, 8 * MIB) as (process, connection):
+        peer = here.connect(receive(connection), "destination")
+        for handle in range(8):
+            here.post(peer, everything, handle)
+        connection.send("revoke")
+        taken = post_until_refused(here, peer, everything, 8)
+        assert sorted(collect(here, taken)) == list(range(taken))
+        assert not peer.alive
+        assert connection.poll(30)
+        assert connection.recv() == "revoked"
+        assert process.is_alive()
+        assert here.disconnect(peer) is True
+
+
+def test_more_writes_under_way_than_anybody_needs(here):
+    here.register([Region.of(source(MIB))])
+    with started(destination, MIB) as (_, connection):
+        peer = here.connect(receive(connection), "destination")
+        for handle in range(1000):
+            here.post(peer, pieces([handle % 256], 4096), handle)
+        assert set(collect(here, 1000).values()) == {""}
+        assert here.disconnect(peer) is True
+
+
+def test_peer_that_is_stopped_is_not_waited_for_for_ever(tls):
+    with started(destination, 4 * MIB) as (stopped, offered):
+        descriptor = receive(offered)
+        with started(stuck_writer, 4 * MIB, descriptor, stopped.pid) as (process, connection):
+            assert connection.poll(30), "the writer hangs"
+            clean, handles, errors = connection.recv()
+            process.join(30)
+            assert process.exitcode == 0, "the writer crashed after it had freed its memory"
+    assert handles == list(range(8))
+    assert clean is not any(errors), "disconnect must say False exactly if something was left behind"
+
+
+def test_a_write_outside_the_peers_memory_harms_nothing_else(here):
+    here.register([Region.of(source(MIB))])
+    with started(destination, MIB // 2) as (_, connection):
+        peer = here.connect(receive(connection), "destination")
+        with pytest.raises(TransportError, match="refused"):
+            here.post(peer, pieces([0, 255], 4096), 1)
+        assert peer.alive
+        here.post(peer, pieces([127], 4096), 2)
+        assert collect(here, 1) == {2: ""}
+        connection.send("content")
+        assert (np.frombuffer(connection.recv_bytes(), dtype=np.uint8)[:4096] == CANARY).all()
+
+
+def test_two_connections_to_one_peer_end_apart(here):
+    here.register([Region.of(source(MIB))])
+    with started(destination, MIB) as (_, connection):
+        descriptor = receive(connection)
+        first, second = here.connect(descriptor, "destination"), here.connect(descriptor, "destination")
+        here.post(first, pieces([0], 4096), 1)
+        assert here.disconnect(first) is True
+        here.post(second, pieces([1], 4096), 2)
+        assert collect(here, 2) == {1: "", 2: ""}
+        assert here.disconnect(second) is True
+        third = here.connect(descriptor, "destination")
+        here.post(third, pieces([2], 4096), 3)
+        assert collect(here, 1) == {3: ""}
+
+
+@pytest.fixture
+def described(monkeypatch):
+    """An agent with one region over TCP, and its descriptor."""
+    monkeypatch.setenv("UCX_TLS", TCP)
+    fabric = NixlFabric("there")
+    fabric.register([Region.of(np.zeros(4096, dtype=np.uint8))])
+    yield fabric, fabric.describe()
+    fabric.close()
+
+
+def test_descriptor_that_was_damaged_is_not_shown_to_the_library(here, described):
+    here.register([])
+    descriptor = described[1]
+    for changed in (b"", descriptor[:-1], descriptor[:40] + b"\xff" + descriptor[41:], descriptor + b"\0"):
+        with pytest.raises(TransportError, match="damaged"):
+            here.connect(changed, "there")
+
+
+def test_another_process_in_the_place_of_the_peer_is_found_out(here, described):
+    here.register([])
+    other = msgspec.structs.replace(NixlDescriptor.decode(described[1], "there"), token=bytes(TOKEN_BYTES))
+    with pytest.raises(TransportUnavailable, match="another process"):
+        here.connect(other.encode(), "there")
+    assert here.connect(described[1], "there").alive
+
+
+@pytest.mark.parametrize("count", [1, 16, 200])
+def test_descriptor_stays_small(tls, count):
+    fabric = NixlFabric("here")
+    fabric.register([Region.of(np.zeros(4096, dtype=np.uint8)) for _ in range(count)])
+    assert len(fabric.describe()) < 600 + 100 * count
+    fabric.close()
+
+
+def test_descriptor_that_grows_too_large_is_refused(monkeypatch):
+    monkeypatch.setenv("UCX_TLS", TCP)
+    fabric = NixlFabric("here")
+    fabric.register([Region.of(np.zeros(64, dtype=np.uint8)) for _ in range(2000)])
+    with pytest.raises(TransportError, match=rf"2000 regions .* more than {MAX_BYTES}"):
+        fabric.describe()
+    fabric.close()
+
+
+def test_memory_that_it_does_not_reach_is_refused_by_number(described):
+    fabric = NixlFabric("here")
+    memory = np.zeros(4096, dtype=np.uint8)
+    with pytest.raises(TransportUnavailable, match="region 1 is tape memory"):
+        fabric.register([Region.of(memory), Region(memory.ctypes.data, 4096, "tape")])
+    fabric.close()
+
+
+def test_transports_that_do_not_notice_a_death_are_refused(monkeypatch):
+    monkeypatch.setenv("UCX_TLS", "posix,sysv,cma")
+    with pytest.raises(TransportUnavailable, match="notices the death of a peer"):
+        NixlFabric("here")
+
+
+def test_backend_whose_libraries_are_missing_is_refused_with_their_names():
+    try:
+        NixlFabric("here", options={"backend": "LIBFABRIC"}).close()
+    except TransportUnavailable as error:
+        assert "libfabric.so.1" in str(error)  # noqa: PT017 - on a machine that has them it works
+    assert "UCX_MODULES" not in os.environ
+
+
+@pytest.mark.parametrize("tls", [TCP, "posix"])
+def test_process_ends_in_the_ordinary_way(tls):
+    code = (
+        "from kvbaton.transport.fabric.nixl import NixlFabric\n"
+        "try: fabric = NixlFabric('here')\n"
+        "except Exception as error: print(type(error).__name__)\n"
+        "else: fabric.register([]); fabric.describe(); print('made')\n"
+    )
+    environment = {**os.environ, "UCX_TLS": tls}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.stdout.split()[-1] == ("made" if tls == TCP else "TransportUnavailable")
+    assert ended.returncode == 0, ended.stderr
