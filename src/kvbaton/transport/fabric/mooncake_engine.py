@@ -1,0 +1,147 @@
+"""Starting Mooncake's transfer engine: its options, its environment variables, and the devices of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kvbaton.errors import ConfigurationError, TransportUnavailable
+
+OPTIONS = {
+    "protocol": "rdma or tcp; if not given, rdma where this machine has a device for it, else tcp",
+    "devices": "RDMA devices, comma separated: mlx5_0,mlx5_1; all that there are if not given",
+    "allow_tcp": "1: take tcp where protocol is rdma but no device can be used; 0 if not given",
+}
+PROTOCOLS = ("rdma", "tcp")
+_INFINIBAND = Path("/sys/class/infiniband")
+# Variables that change what a completion means, or make the library's calls block.
+_REFUSED = {
+    "MC_TCP_PROTO": ("1", "a write would end before its bytes are in place"),
+    "MC_TCP_ENABLE_CONNECTION_POOL": ("0 false no", "each write would block on the peer"),
+    "MC_USE_TENT": ("", "it selects another engine, which this adapter does not know"),
+    "MC_USE_TEV1": ("", "it selects another engine, which this adapter does not know"),
+}
+_environment = threading.Lock()
+_log = logging.getLogger(__name__)
+
+
+def rdma_devices() -> list[str]:
+    """The names of this machine's RDMA devices."""
+    return sorted(device.name for device in _INFINIBAND.glob("*"))
+
+
+def library(*, ipv6: bool = False) -> ModuleType:
+    """The vendor's Python module. Raises `TransportUnavailable` where there is none, or an old one.
+
+    It reads most of its variables when it is first imported in a process: what the user has set stays.
+    """
+    defaults = {"MC_RDMA_RAIL_PAUSE_SECONDS": "1", "MC_LOG_LEVEL": "ERROR"} | ({"MC_USE_IPV6": "1"} if ipv6 else {})
+    try:
+        with _variables(defaults | {name: os.environ[name] for name in defaults if name in os.environ}):
+            module = importlib.import_module("mooncake.engine")
+    except ImportError as error:
+        raise TransportUnavailable(
+            f"Mooncake cannot be imported ({error}): pip install kvbaton[mooncake], and on Debian apt-get install "
+            "libibverbs1 librdmacm1 ibverbs-providers libnuma1"
+        ) from error
+    if not hasattr(module.TransferEngine, "send_probe"):
+        raise TransportUnavailable("this Mooncake is too old: pip install kvbaton[mooncake]")
+    return module
+
+
+def choose(options: dict[str, str]) -> tuple[list[str], str]:
+    """The protocols to try, in order, and the devices. Raises `ConfigurationError` and `TransportUnavailable`."""
+    unknown = options.keys() - OPTIONS.keys()
+    if unknown:
+        known = "; ".join(f"{name} ({text})" for name, text in OPTIONS.items())
+        raise ConfigurationError(f"mooncake has no option {', '.join(sorted(unknown))}; it has {known}")
+    for variable, (values, reason) in _REFUSED.items():
+        value = os.environ.get(variable, "").lower()
+        if value and (not values or value in values.split()):
+            raise ConfigurationError(f"{variable} is {value}: {reason}; unset it")
+    found = rdma_devices()
+    protocol = options.get("protocol") or ("rdma" if found else "tcp")
+    allow_tcp = options.get("allow_tcp", "0")
+    devices = [device.strip() for device in options.get("devices", "").split(",") if device.strip()]
+    if protocol not in PROTOCOLS or allow_tcp not in ("0", "1"):
+        raise ConfigurationError(
+            f"protocol is {protocol!r} and allow_tcp {allow_tcp!r}; mooncake takes rdma or tcp, and 0 or 1"
+        )
+    if protocol == "tcp":
+        if devices:
+            raise ConfigurationError(f"devices are for protocol=rdma; protocol is tcp, and devices {','.join(devices)}")
+        return ["tcp"], ""
+    missing = [device for device in devices if device not in found]
+    if allow_tcp == "0" and (missing or not found):
+        raise TransportUnavailable(
+            f"protocol is rdma with {options.get('devices') or 'any device'}, but this machine has "
+            f"{', '.join(found) or 'none'}; name others (devices=...), take protocol=tcp, or allow the fall-back to it "
+            "(allow_tcp=1)"
+        )
+    return ["rdma", "tcp"] if allow_tcp == "1" else ["rdma"], ",".join(devices)
+
+
+def start(module: ModuleType, host: str, protocols: Sequence[str], devices: str) -> tuple[str, Any]:
+    """The first protocol that works, and its engine. Raises `TransportUnavailable` if none does."""
+    for protocol in protocols:
+        if protocol != protocols[0]:
+            _log.warning("Mooncake cannot use RDMA on this machine: it takes TCP, as allow_tcp=1 says")
+        engine = module.TransferEngine()
+        local = f"[{host}]" if ":" in host else host
+        # The library ignores the protocol that it is given; these two it obeys.
+        forced = {
+            "MC_FORCE_TCP": "1" if protocol == "tcp" else None,
+            "MC_FORCE_HCA": "1" if protocol == "rdma" else None,
+        }
+        with _variables(forced):
+            if engine.initialize(local, "P2PHANDSHAKE", protocol, devices if protocol == "rdma" else "") == 0:
+                _let_close(engine.get_rpc_port())
+                # Its listener waits with the old limit until somebody comes.
+                engine.send_probe(f"{local}:{engine.get_rpc_port()}")
+                return protocol, engine
+    raise TransportUnavailable(
+        f"Mooncake cannot start over {' or '.join(protocols)} at {host}, with {devices or 'any device'} of "
+        f"{', '.join(rdma_devices()) or 'none'}: an RDMA port must be active and have an address "
+        "(ibv_devinfo), and a TCP port from 15000 to 16999 be free"
+    )
+
+
+def _let_close(port: int) -> None:
+    """Have the library look every 50 ms whether to stop listening at ``port``.
+
+    It looks once in a second, and an engine that is destroyed waits for that while it holds Python's lock.
+    """
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(path).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(path.name))) as found:
+                    if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
+                        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50_000))
+
+
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Environment variables for a while; None: not set."""
+    with _environment:
+        before = {name: os.environ.get(name) for name in values}
+        try:
+            _set(values)
+            yield
+        finally:
+            _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
