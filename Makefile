@@ -8,13 +8,15 @@ RUN := $(VENV)/bin/python
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup setup-fabrics demo test test-all test-rdma check lint format typecheck bench golden clean
+.PHONY: help setup setup-fabrics demo test test-all test-rdma test-mori check lint format typecheck bench golden clean
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
 	@echo "               (ALL=1 every architecture; TRANSPORT=tcp another transport, TRANSPORT=auto the best)"
 	@echo "make test      the tests that CI runs"
 	@echo "make test-all  all tests, the long ones too, and make check"
+	@echo "make test-mori the mori fabric against MORI-IO itself, on AMD hardware (PYTHON=one that has amd-mori)"
+	@echo "               or in a bed without it (MORI_BED=folder)"
 	@echo "make check     100,000 random pairs of layouts against the oracle (EXAMPLES=n, SEED=s; a fresh seed by default)"
 	@echo "make test-rdma the tests of RDMA, in a virtual machine with soft-RoCE (RDMA_VM=folder of the tool that makes it)"
 	@echo "make lint      ruff (lint, format) and mypy strict"
@@ -42,6 +44,9 @@ test-all: setup
 
 test-rdma: setup-fabrics
 	@RDMA_VM="$(RDMA_VM)" VENV="$(VENV)" bash scripts/test-rdma.sh
+
+test-mori:
+	@MORI_BED="$(MORI_BED)" PYTHON="$(PYTHON)" bash scripts/test-mori.sh
 
 check: setup
 	@$(RUN) -m kvbaton check layouts --examples $(EXAMPLES) --processes 2 $(if $(SEED),--seed $(SEED)) --json build/check.json

@@ -1,5 +1,10 @@
+import os
+
 import pytest
 from rank_world import World
+
+MORE = os.environ.get("KVBATON_TEST_TRANSPORTS", "").split()
+"""Transports that are tested only where their library is: see scripts/test-mori.sh."""
 
 
 @pytest.fixture
@@ -9,7 +14,7 @@ def world():
     made.close()
 
 
-@pytest.fixture(params=["loopback", "shm", "tcp"])
+@pytest.fixture(params=["loopback", "shm", "tcp", *MORE])
 def any_world(request):
     made = World(request.param)
     yield made
