@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup setup-fabrics demo test test-all test-mori test-rdma check lint format typecheck bench golden clean
+.PHONY: help setup setup-fabrics demo test test-all test-rdma test-mori check lint format typecheck bench golden clean
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
@@ -42,11 +42,11 @@ test-all: setup
 	@$(RUN) -m pytest -q
 	@$(MAKE) --no-print-directory check
 
-test-mori:
-	@MORI_BED="$(MORI_BED)" PYTHON="$(PYTHON)" bash scripts/test-mori.sh
-
 test-rdma: setup-fabrics
 	@RDMA_VM="$(RDMA_VM)" VENV="$(VENV)" bash scripts/test-rdma.sh
+
+test-mori:
+	@MORI_BED="$(MORI_BED)" PYTHON="$(PYTHON)" bash scripts/test-mori.sh
 
 check: setup
 	@$(RUN) -m kvbaton check layouts --examples $(EXAMPLES) --processes 2 $(if $(SEED),--seed $(SEED)) --json build/check.json

@@ -50,7 +50,8 @@ def _serve(where: str) -> None:
     from kvbaton.doctor import DoctorServer
 
     server = DoctorServer(where)
-    print(f"kvbaton doctor listens on {server.address}; on the other machine: kvbaton doctor --peer {server.address}")
+    where = server.address
+    print(f"kvbaton doctor listens on {where}; on the other machine: kvbaton doctor --peer {where}", flush=True)
     try:
         server.run()
     except KeyboardInterrupt:

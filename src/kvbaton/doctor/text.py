@@ -128,7 +128,8 @@ def _peer(report: Report, console: Console) -> None:
             f"{each.bytes_per_second / 1e9:.2f} GB/s" if works else "-",
             Text(each.reason or "-"),
         )
-    console.print(table)
+    if table.row_count:
+        console.print(table)
     if peer.error:
         console.print(Text(f"{peer.address}: {peer.error}", "red"))
 

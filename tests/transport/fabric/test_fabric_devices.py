@@ -1,5 +1,7 @@
 """Adapters are told which network devices are near, where they can be told and nobody named others."""
 
+import importlib
+import operator
 from types import ModuleType
 
 import pytest
@@ -12,6 +14,8 @@ from kvbaton.transport.fabric import base, open_transport
 from kvbaton.transport.fabric.memory import MemoryFabric
 
 NEAR = Choice(("mlx5_0", "mlx5_1"), "on the same PCI switch", ("mlx5_0:1", "mlx5_1:2"))
+
+DEVICES, PORTS = operator.attrgetter("devices"), operator.attrgetter("ports")
 
 
 @pytest.fixture
@@ -29,7 +33,7 @@ def opened(monkeypatch):
         module.OPTIONS = {"devices": "which", "protocol": "how"}
         module.Adapter = Adapter
         if form is not None:
-            module.device_names = lambda own: None if own.get("protocol") == "tcp" else form
+            module.devices_option = lambda own, near: "" if own.get("protocol") == "tcp" else ",".join(form(near()))
         monkeypatch.setitem(fabric.FABRICS, "made_up", "Adapter")
         monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
         open_transport("made_up", "here", options=options, near=near).close()
@@ -41,11 +45,11 @@ def opened(monkeypatch):
 @pytest.mark.parametrize(
     ("form", "options", "near", "told"),
     [
-        ("device", {}, NEAR, {"devices": "mlx5_0,mlx5_1"}),
-        ("port", {"slabs": "8"}, NEAR, {"devices": "mlx5_0:1,mlx5_1:2"}),
-        ("device", {"devices": "mlx5_9"}, NEAR, {"devices": "mlx5_9"}),
-        ("device", {"protocol": "tcp"}, NEAR, {"protocol": "tcp"}),
-        ("device", {}, Choice((), "none here"), {}),
+        (DEVICES, {}, NEAR, {"devices": "mlx5_0,mlx5_1"}),
+        (PORTS, {"slabs": "8"}, NEAR, {"devices": "mlx5_0:1,mlx5_1:2"}),
+        (DEVICES, {"devices": "mlx5_9"}, NEAR, {"devices": "mlx5_9"}),
+        (DEVICES, {"protocol": "tcp"}, NEAR, {"protocol": "tcp"}),
+        (DEVICES, {}, Choice((), "none here"), {}),
         (None, {}, NEAR, {}),
     ],
 )
@@ -57,11 +61,11 @@ def test_nothing_is_looked_for_where_nobody_would_use_it(opened):
     def look():
         raise ConfigurationError("nobody asked")
 
-    assert opened("device", {"devices": "mlx5_9"}, look) == {"devices": "mlx5_9"}
+    assert opened(DEVICES, {"devices": "mlx5_9"}, look) == {"devices": "mlx5_9"}
     assert opened(None, {}, look) == {}
     with pytest.raises(ConfigurationError, match="nobody asked"):
-        opened("device", {}, look)
-    assert opened("device", {}, None) == {}
+        opened(DEVICES, {}, look)
+    assert opened(DEVICES, {}, None) == {}
 
 
 @pytest.mark.parametrize("hardware", [True, False])
@@ -74,3 +78,33 @@ def test_the_transport_says_whether_network_cards_carry_its_bytes(monkeypatch, h
     assert base.Fabric.hardware is False
     transport.close()
     memory.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "near", "told"),
+    [
+        ("nixl_backend", {}, NEAR, "mlx5_0:1,mlx5_1:2"),
+        ("nixl_backend", {"protocol": "tcp"}, NEAR, ""),
+        ("nixl_backend", {"backend": "libfabric"}, NEAR, ""),
+        ("nixl_backend", {}, Choice(("a",), "", ("a:2", "a:3")), ""),
+        ("nixl_backend", {}, Choice(("a",), "", ("a:2",)), "a:2"),
+        ("mooncake_engine", {}, NEAR, "mlx5_0,mlx5_1"),
+        ("mooncake_engine", {"protocol": "tcp"}, NEAR, ""),
+        ("mori_settings", {}, NEAR, "mlx5_0,mlx5_1"),
+        ("mori_settings", {"backends": "xgmi"}, NEAR, ""),
+    ],
+)
+def test_what_each_adapter_is_told(monkeypatch, name, options, near, told):
+    for variable in ("UCX_NET_DEVICES", "MORI_RDMA_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    module = importlib.import_module(f"kvbaton.transport.fabric.{name}")
+    assert module.devices_option(options, lambda: near) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"), [("nixl_backend", "UCX_NET_DEVICES"), ("mori_settings", "MORI_RDMA_DEVICES")]
+)
+def test_what_the_user_told_the_library_itself_counts(monkeypatch, name, variable):
+    monkeypatch.setenv(variable, "mlx5_7:1")
+    module = importlib.import_module(f"kvbaton.transport.fabric.{name}")
+    assert module.devices_option({}, lambda: NEAR) == ""

@@ -17,9 +17,9 @@ FABRICS = {"nixl": "NixlFabric", "mooncake": "MooncakeFabric", "mori": "MoriFabr
 """The adapters: the module ``kvbaton.transport.fabric.<name>`` and its class.
 
 A class is called with the instance id and the keywords ``options``, ``bind`` and ``advertise``; ``OPTIONS`` of its
-module, where it is there, says in words what each option is for. ``device_names(options)`` of it, where it is there,
-says how RDMA devices are named in the option ``devices``: "device" (mlx5_0), "port" (mlx5_0:1), or None where these
-options, or the environment, leave it nothing to be told.
+module, where it is there, says in words what each option is for. ``devices_option(options, near)`` of it, where it is
+there, gives the option ``devices`` for what ``near()`` finds, or "" where these options, or the environment, leave it
+nothing to be told.
 """
 
 
@@ -60,13 +60,11 @@ def open_transport(
 
 def _with_devices(module: ModuleType, own: dict[str, str], near: Callable[[], Choice] | None) -> dict[str, str]:
     """The options of an adapter, with the network devices that are near where it can be told."""
-    names = getattr(module, "device_names", None)
-    form = None if near is None or own.get("devices") or names is None else names(own)
-    if near is None or form is None:
+    tell = getattr(module, "devices_option", None)
+    if near is None or tell is None or own.get("devices"):
         return own
-    choice = near()
-    chosen = choice.ports if form == "port" else choice.devices
-    return {**own, "devices": ",".join(chosen)} if chosen else own
+    devices = tell(own, near)
+    return {**own, "devices": devices} if devices else own
 
 
 def _check_own(name: str, given: Mapping[str, str], known: object) -> None:

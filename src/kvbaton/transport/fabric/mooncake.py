@@ -101,6 +101,7 @@ class MooncakeFabric(Fabric):
         module = library(ipv6=":" in self.host)
         self.protocol, self._engine = start(module, self.host, protocols, devices)
         self.memory_kinds = frozenset({"host", "cuda"} if module.SUPPORT_CUDA or module.SUPPORT_HIP else {"host"})
+        self.hardware = self.protocol == "rdma"
         self._window = WINDOWS[self.protocol]
         self._bases = np.empty(0, np.int64)
         self._owners: list[Region] = []

@@ -9,11 +9,12 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kvbaton.devices import Choice
 from kvbaton.errors import ConfigurationError, TransportUnavailable
 
 OPTIONS = {
@@ -56,6 +57,11 @@ def library(*, ipv6: bool = False) -> ModuleType:
     if not hasattr(module.TransferEngine, "send_probe"):
         raise TransportUnavailable("this Mooncake is too old: pip install kvbaton[mooncake]")
     return module
+
+
+def devices_option(options: Mapping[str, str], near: Callable[[], Choice]) -> str:
+    """The option ``devices`` for the RDMA devices that are near; empty where the protocol has none."""
+    return "" if options.get("protocol") == "tcp" else ",".join(near().devices)
 
 
 def choose(options: dict[str, str]) -> tuple[list[str], str]:

@@ -31,9 +31,9 @@ from kvbaton.transport.fabric import mori_guards as guards
 from kvbaton.transport.fabric.base import Ended, Fabric, FabricLimits, FabricPeer, Writes
 from kvbaton.transport.fabric.mori_engine import Engine
 from kvbaton.transport.fabric.mori_peer import Descriptor, MoriPeer, Place, Posted, Route
-from kvbaton.transport.fabric.mori_settings import OPTIONS, Settings
+from kvbaton.transport.fabric.mori_settings import OPTIONS, Settings, devices_option
 
-__all__ = ["OPTIONS", "MoriFabric", "MoriPeer"]
+__all__ = ["OPTIONS", "MoriFabric", "MoriPeer", "devices_option"]
 
 DISCONNECT_SECONDS = 5.0
 BATCH_BYTES = 256 << 20
@@ -49,6 +49,7 @@ class MoriFabric(Fabric):
     """
 
     name = "mori"
+    hardware = True
 
     def __init__(
         self,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from kvbaton.devices import Choice
 from kvbaton.errors import ConfigurationError
 
 _TRUE = ("1", "true", "on", "yes")
@@ -66,6 +67,12 @@ class Settings(NamedTuple):
         depth = _number("MORI_IO_QP_MAX_SEND_WR", 8192)
         devices = options.get("devices", "") or os.environ.get("MORI_RDMA_DEVICES", "")
         return cls(backends, devices, int(port), numbers[0], numbers[1], mode == "event", depth, chunks)
+
+
+def devices_option(options: Mapping[str, str], near: Callable[[], Choice]) -> str:
+    """The option ``devices`` for the RDMA devices that are near; empty where the environment says, or none is used."""
+    told = "rdma" not in options.get("backends", "rdma") or os.environ.get("MORI_RDMA_DEVICES")
+    return "" if told else ",".join(near().devices)
 
 
 def _true(name: str) -> bool:

@@ -35,6 +35,7 @@ from kvbaton.transport.fabric.base import Ended, Fabric, FabricLimits, FabricPee
 from kvbaton.transport.fabric.nixl_descriptor import TOKEN_BYTES, NixlDescriptor, Place
 
 OPTIONS = nixl_backend.OPTIONS
+devices_option = nixl_backend.devices_option
 CONNECT_SECONDS = 5.0
 DISCONNECT_SECONDS = 5.0
 _SLOTS = 256
@@ -91,6 +92,7 @@ class NixlFabric(Fabric):
         nixl_backend.start(agent, backend, wanted, self._errors)
         self._agent = agent
         self.memory_kinds = nixl_backend.memory_kinds()
+        self.hardware = nixl_backend.uses_hardware(options or {})
         self._lock = threading.Lock()
         self._connections: dict[str, _Connection] = {}
         self._requests: dict[int, _Request] = {}

@@ -7,11 +7,12 @@ import importlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kvbaton.devices import Choice, find_nics
 from kvbaton.errors import ConfigurationError, TransportUnavailable
 
 OPTIONS = {
@@ -58,6 +59,19 @@ def devices_found() -> dict[str, str]:
     ports = sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
     networks = sorted(Path("/sys/class/net").glob("*"))
     return {f"{port.parent.parent.name}:{port.name}": "rdma" for port in ports} | {n.name: "tcp" for n in networks}
+
+
+def devices_option(options: Mapping[str, str], near: Callable[[], Choice]) -> str:
+    """The option ``devices`` for the network devices that are near; empty where UCX is to find out, or was told."""
+    rdma = options.get("backend", "UCX").upper() == "UCX" and options.get("protocol", "any") != "tcp"
+    ports = near().ports if rdma and "UCX_NET_DEVICES" not in os.environ else ()
+    # NIXL takes several only if one of them is a port 1.
+    return ",".join(ports) if len(ports) == 1 or any(port.endswith(":1") for port in ports) else ""
+
+
+def uses_hardware(options: Mapping[str, str]) -> bool:
+    """Whether an RDMA device will carry the bytes to other hosts."""
+    return options.get("protocol", "any") != "tcp" and any(nic.active for nic in find_nics())
 
 
 def memory_kinds() -> frozenset[str]:
