@@ -234,11 +234,12 @@ def frame(unit, nbytes=4096):
 
 def test_long_rows_outside_the_region_are_refused_and_the_next_land(target, raw):
     raw.sendall(frame(2) + bytes(4096))
-    ticket, error = tcp_wire.read_ack(raw)
+    acks = tcp_wire.read_acks(raw)
+    ticket, error = next(acks)
     assert (ticket, "destination" in error) == (5, True)
     assert (target.memory == CANARY).all()
     raw.sendall(frame(1) + b"\x05" * 4096)
-    assert tcp_wire.read_ack(raw) == (5, "")
+    assert next(acks) == (5, "")
     assert (target.memory[4096:] == 5).all()
     assert (target.memory[:4096] == CANARY).all()
 

@@ -106,8 +106,8 @@ class Stream:
 
     def _read(self) -> None:
         try:
-            while True:
-                self._frames.frame_acknowledged(*wire.read_ack(self._sock))
+            for ticket, refused in wire.read_acks(self._sock):
+                self._frames.frame_acknowledged(ticket, refused)
         except EOFError:
             self._frames.broke(f"peer {self._instance} closed the connection")
         except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -23,7 +24,6 @@ from kvbaton.transport.wire import (
     Port,
     encode_tables,
     fits_frame,
-    receive,
     receive_into,
 )
 
@@ -35,6 +35,8 @@ DIRECT_RUN = 1024
 """From so many bytes in a run, on average, rows go to and come from the socket without a slab in between."""
 DIRECT_STEP = 1 << 21
 """Bytes that go between rows and the socket at a time."""
+ACKS_BYTES = 4096
+"""Bytes of acknowledgements that are read at a time."""
 FRAME_BYTES = 8 << 20
 """Bytes of payload that a frame has, about; a frame is what the connections of a peer share their work by."""
 LEAST_FRAME = 1 << 20
@@ -108,9 +110,23 @@ def encode_ack(ticket: int, error: str) -> bytes:
     return _ACK.pack(ticket, len(text)) + text
 
 
-def read_ack(sock: socket.socket) -> tuple[int, str]:
-    """The next acknowledgement: ticket and error. Raises ``EOFError``, ``OSError``, or ``ValueError`` for nonsense."""
-    ticket, length = _ACK.unpack(receive(sock, _ACK.size))
-    if length > MAX_ERROR:
-        raise ValueError("not an acknowledgement")
-    return ticket, receive(sock, length).decode(errors="replace")
+def read_acks(sock: socket.socket) -> Iterator[tuple[int, str]]:
+    """The acknowledgements that come, as ticket and error, for ever.
+
+    Raises ``EOFError`` at the end of the connection, ``OSError``, or ``ValueError`` for nonsense.
+    """
+    buffer = bytearray()
+    while received := sock.recv(ACKS_BYTES):
+        buffer += received
+        at = 0
+        while len(buffer) - at >= _ACK.size:
+            ticket, length = _ACK.unpack_from(buffer, at)
+            if length > MAX_ERROR:
+                raise ValueError("not an acknowledgement")
+            end = at + _ACK.size + length
+            if len(buffer) < end:
+                break
+            yield ticket, buffer[at + _ACK.size : end].decode(errors="replace")
+            at = end
+        del buffer[:at]
+    raise EOFError("the connection ended")
