@@ -90,6 +90,7 @@ class FabricTransport(Transport):
         )
         address = Endpoint.parse(bind, default_port=0)
         self.host = advertised(address.host, advertise or None)
+        listener = listen(address.host, address.port or 0)
         self.table = RegionTable()
         self._numbers = numbers_of(self.table.nbytes)
         self._host = on_host(())
@@ -105,7 +106,6 @@ class FabricTransport(Transport):
         self._over: dict[str, deque[int]] = {}
         """By peer: connections for which the library does nothing any more; the latest of them."""
         self._closed = False
-        listener = listen(address.host, address.port or 0)
         self.port: int = listener.getsockname()[1]
         self._receiver = FabricReceiver(
             listener, self._dialect, instance, self._token, fabric.revoke, self.options.quarantine_seconds
