@@ -91,6 +91,7 @@ class FabricTransport(Transport):
         )
         address = Endpoint.parse(bind, default_port=0)
         self.host = advertised(address.host, advertise or None)
+        listener = listen(address.host, address.port or 0)
         self.table = RegionTable()
         self._numbers = numbers_of(self.table.nbytes)
         self._host = on_host(())
@@ -106,7 +107,6 @@ class FabricTransport(Transport):
         self._over: dict[str, deque[int]] = {}
         """By peer: connections for which the library does nothing any more; the latest of them."""
         self._closed = False
-        listener = listen(address.host, address.port or 0)
         self.port: int = listener.getsockname()[1]
         self._receiver = FabricReceiver(
             listener, self._dialect, instance, self._token, fabric.revoke, self.options.quarantine_seconds
@@ -161,6 +161,11 @@ class FabricTransport(Transport):
         connection = next(self._numbers_of_connections)
         over = self._over.setdefault(described.instance, deque(maxlen=side.MAX_OVER))
         welcome = self._hello(sock, described.instance, connection, tuple(over))
+        if len(welcome.kinds) != len(described.regions):
+            raise TransportError(
+                f"peer {described.instance} has {len(described.regions)} regions, but told the kinds of "
+                f"{len(welcome.kinds)} regions; get its new descriptor"
+            )
         if self.options.executor == "direct" and not welcome.exposed:
             raise TransportUnavailable(
                 f"peer {described.instance} takes packed writes only, but here executor is direct; set both to the same"
