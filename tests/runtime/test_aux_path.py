@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from rank_world import FAST, Model, in_region, succeeded, wait_released
+from rank_world import FAST, Model, World, in_region, succeeded, wait_released
 from room_pairs import failed
 
 import kvbaton as kb
@@ -60,6 +60,14 @@ def hand_over(sources, destinations, room=1):
     for each in (*senders, *receivers):
         each.close()
     return senders, receivers
+
+
+@pytest.fixture(params=["loopback", "shm", "tcp", "memory"])
+def any_world(request):
+    """Also over the fabric that is there everywhere: packed for small pieces, as those of a vendor's library."""
+    made = World(request.param)
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize(("prefills", "decodes"), [(1, 1), (1, 2), (2, 1)])
