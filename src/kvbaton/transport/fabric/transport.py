@@ -160,6 +160,11 @@ class FabricTransport(Transport):
         connection = next(self._numbers_of_connections)
         over = self._over.setdefault(described.instance, deque(maxlen=side.MAX_OVER))
         welcome = self._hello(sock, described.instance, connection, tuple(over))
+        if len(welcome.kinds) != len(described.regions):
+            raise TransportError(
+                f"peer {described.instance} has {len(described.regions)} regions, but told the kinds of "
+                f"{len(welcome.kinds)} regions; get its new descriptor"
+            )
         if self.options.executor == "direct" and not welcome.exposed:
             raise TransportUnavailable(
                 f"peer {described.instance} takes packed writes only, but here executor is direct; set both to the same"
