@@ -64,8 +64,10 @@ def test_a_world_hands_all_requests_over_again_and_again(case, transport):
 def test_rooms_slices_and_memory():
     figures = rooms.run_rooms(["shm"], megabytes=4, runs=1, many=32, flat=64)
     assert [figure.name for figure in figures] == [
-        "32 rooms at once, shm",
-        "32 rooms at once, shm, p50 of the rooms",
+        "32 rooms of 512 KiB at once, shm",
+        "32 rooms of 512 KiB at once, shm, p50 of the rooms",
+        "32 rooms of 128 KiB at once, shm",
+        "32 rooms of 128 KiB at once, shm, p50 of the rooms",
         "memory over 64 rooms, shm",
     ]
     assert figures[0].ratio is not None

@@ -207,7 +207,7 @@ class World:
     def arrive(self, link, frame, to_prefill):
         if not link.up:
             return
-        message = decode(frame)
+        (message,) = decode(frame)
         if to_prefill:
             self.perform_prefill(link.prefill, self.prefills[link.prefill].handle(link.key, message, self.now))
         else:

@@ -19,12 +19,13 @@ from kvbaton.protocol import (
     Offer,
     Ping,
     Rows,
+    bundle,
     decode,
     encode,
     rows_from_bytes,
     rows_to_bytes,
 )
-from kvbaton.protocol.codec import HEAD_BYTES, MAGIC
+from kvbaton.protocol.codec import BUNDLE_BYTES, HEAD_BYTES, MAGIC, MAX_MESSAGES
 from kvbaton.protocol.messages import MAX_ROWS
 
 NAMES = sorted(EXAMPLES)
@@ -32,7 +33,7 @@ NAMES = sorted(EXAMPLES)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_round_trip(name):
-    assert decode(encode(EXAMPLES[name])) == EXAMPLES[name]
+    assert decode(encode(EXAMPLES[name])) == (EXAMPLES[name],)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -129,7 +130,9 @@ def test_a_message_that_is_too_long_is_not_sent():
 
 @pytest.mark.parametrize("marker", [b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"])
 @pytest.mark.parametrize("claimed", [1 << 20, 1 << 27, (1 << 32) - 1])
-@pytest.mark.parametrize("before", [b"\x81", b"\x82\xa4type\xa5hello\xa7sources", b"\x82\xa4type\xa4done\xa5bytes"])
+@pytest.mark.parametrize(
+    "before", [b"", b"\x81", b"\x82\xa4type\xa5hello\xa7sources", b"\x82\xa4type\xa4done\xa5bytes"]
+)
 def test_a_huge_claim_takes_no_memory(marker, claimed, before):
     frame = head(before + marker + struct.pack(">I", claimed))
     tracemalloc.start()
@@ -152,6 +155,41 @@ def test_a_huge_claim_inside_a_layout_takes_no_memory(claimed):
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+# Several messages in one frame.
+
+
+@given(st.lists(st.sampled_from(NAMES), max_size=20))
+def test_bundles_hold_every_message_in_order(names):
+    frames = bundle([encode(EXAMPLES[name]) for name in names])
+    assert len(frames) == min(len(names), 1)
+    assert [message for frame in frames for message in decode(frame)] == [EXAMPLES[name] for name in names]
+
+
+def test_one_message_travels_as_it_is():
+    assert bundle([encode(Ping(1))]) == [encode(Ping(1))]
+
+
+def test_bundles_are_bounded_in_messages():
+    frames = bundle([encode(Ping(number)) for number in range(2 * MAX_MESSAGES + 1)])
+    assert [len(decode(frame)) for frame in frames] == [MAX_MESSAGES, MAX_MESSAGES, 1]
+    ping = msgspec.msgpack.encode(Ping(1))
+    with pytest.raises(ProtocolError):
+        decode(head(msgspec.msgpack.encode([msgspec.Raw(ping)] * (MAX_MESSAGES + 1))))
+
+
+def test_bundles_are_bounded_in_bytes():
+    large = encode(Offer(1, 1, 1, {"a": Rows(bytes(BUNDLE_BYTES // 16 * 8))}))
+    frames = bundle([large, large, encode(Ping(1)), large])
+    assert [len(decode(frame)) for frame in frames] == [1, 2, 1]
+    assert all(len(frame) <= BUNDLE_BYTES for frame in frames)
+
+
+@pytest.mark.parametrize("body", [[], [[]], [{"type": "ping", "number": 1}, 7], [{"type": "ping", "number": -1}]])
+def test_a_bundle_with_anything_wrong_in_it_is_refused_whole(body):
+    with pytest.raises(ProtocolError):
+        decode(head(msgspec.msgpack.encode(body)))
 
 
 # Case D04: nested lengths by component.
@@ -184,7 +222,7 @@ def lengths_of(layout):
 @pytest.mark.parametrize("lengths", NESTED)
 def test_nested_lengths_keep_their_structure(lengths):
     hello = msgspec.structs.replace(EXAMPLES["hello"], layout=layout_of(lengths), sources=(layout_of(lengths),))
-    received = decode(encode(hello))
+    (received,) = decode(encode(hello))
     assert lengths_of(received.layout) == lengths
     assert lengths_of(received.sources[0]) == lengths
     assert received == hello
@@ -192,7 +230,7 @@ def test_nested_lengths_keep_their_structure(lengths):
 
 def test_no_components_and_one_empty_component_stay_different():
     none, empty = (
-        decode(encode(msgspec.structs.replace(EXAMPLES["hello"], layout=layout_of(lengths)))).layout
+        decode(encode(msgspec.structs.replace(EXAMPLES["hello"], layout=layout_of(lengths))))[0].layout
         for lengths in ([], [[]])
     )
     assert none != empty
@@ -202,7 +240,7 @@ def test_no_components_and_one_empty_component_stay_different():
 @given(st.lists(st.lists(st.integers(1, 2**40), max_size=4), max_size=4))
 def test_any_nested_lengths_keep_their_structure(lengths):
     hello = msgspec.structs.replace(EXAMPLES["hello"], layout=layout_of(lengths))
-    assert lengths_of(decode(encode(hello)).layout) == lengths
+    assert lengths_of(decode(encode(hello))[0].layout) == lengths
 
 
 # Rows.
@@ -247,11 +285,11 @@ def test_packed_rows_that_are_none(packed, text):
 
 def test_head_is_six_bytes():
     assert HEAD_BYTES == 6
-    assert encode(Ping(1))[:6] == b"KVB\x1e\x02\x00"
+    assert encode(Ping(1))[:6] == b"KVB\x1e\x03\x00"
 
 
 def test_decoding_makes_only_the_types_of_messages():
     for message in EXAMPLES.values():
-        assert type(decode(encode(message))) is type(message)
-    assert isinstance(decode(encode(Done(1, 1, 0))), Done)
-    assert decode(encode(Abort(1, 1))).offered is False
+        assert type(decode(encode(message))[0]) is type(message)
+    assert isinstance(decode(encode(Done(1, 1, 0)))[0], Done)
+    assert decode(encode(Abort(1, 1)))[0].offered is False

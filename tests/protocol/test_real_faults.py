@@ -55,7 +55,7 @@ class Pair:
             if isinstance(action, SendDone):
                 action = Send(action.peer, msgspec.structs.replace(action.done, aux=b"aux" if action.aux else b""))
             if isinstance(action, Send):
-                message = decode(encode(action.message))
+                (message,) = decode(encode(action.message))
                 if part is None:
                     part = int(action.peer[1:])
                     queue.extend((part, more) for more in self.prefills[part].handle("d", message, self.now))

@@ -26,7 +26,7 @@ class Recorder:
 
     def on_frame(self, peer, frame):
         try:
-            self.messages[peer].append(decode(frame))
+            self.messages[peer].extend(decode(frame))
         except errors.KVBatonError as error:
             self.bad[type(error).__name__] += 1
 

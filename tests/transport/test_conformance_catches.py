@@ -4,6 +4,7 @@ import pytest
 
 from kvbaton.errors import TransportUnavailable
 from kvbaton.plan.boxes import Transfer
+from kvbaton.transport.base import Completion
 from kvbaton.transport.conformance import Conformance
 from kvbaton.transport.loopback import LoopbackTransport
 
@@ -32,15 +33,22 @@ class EndsTwice(LoopbackTransport):
         return [completion for completion in super().poll() for _ in range(2)]
 
 
-class EndsBeforeItLands(LoopbackTransport):
+class EndsByItself(LoopbackTransport):
+    """Ends tickets as it likes."""
+
+    def end(self, ticket):
+        self.ended = [*getattr(self, "ended", []), Completion(ticket)]
+
+    def poll(self):
+        ended, self.ended = getattr(self, "ended", []), []
+        return ended + [completion for completion in super().poll() if completion.ticket >= 0]
+
+
+class EndsBeforeItLands(EndsByItself):
     def write(self, peer, transfers, ticket):
         self.delay = 0.02
         super().write(peer, transfers, -1 - ticket)
-        self._tickets.open(ticket)
-        self._tickets.end(ticket)
-
-    def poll(self):
-        return [completion for completion in super().poll() if completion.ticket >= 0]
+        self.end(ticket)
 
 
 class NeverEnds(LoopbackTransport):
@@ -75,13 +83,12 @@ class TakesAnyMemory(LoopbackTransport):
         super().register(with_kind)
 
 
-class SwallowsRefusals(LoopbackTransport):
+class SwallowsRefusals(EndsByItself):
     def write(self, peer, transfers, ticket):
         try:
             super().write(peer, transfers, ticket)
         except Exception:
-            self._tickets.open(ticket)
-            self._tickets.end(ticket)
+            self.end(ticket)
 
 
 BROKEN = {

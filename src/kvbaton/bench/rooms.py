@@ -1,4 +1,4 @@
-"""Many rooms at once against few of the same bytes, memory over very many, and head slices against contiguous bytes."""
+"""Many rooms at once against few, memory over very many, and head slices against contiguous bytes."""
 
 from __future__ import annotations
 
@@ -23,24 +23,43 @@ WINDOW = 64
 
 
 def run_rooms(transports: Sequence[str], megabytes: int, runs: int, many: int, flat: int) -> list[Figure]:
-    """Throughput and fairness of many rooms, and memory."""
+    """Throughput and fairness of many rooms, and memory.
+
+    ``many`` rooms are handed over at once in two ways: against few rooms as large as each of them, and against few that
+    hold as many bytes together. The first shows what a crowd costs, the second what a room costs.
+    """
     figures: list[Figure] = []
     token_bytes = Case(tokens=1).nbytes
-    each = max(1, (megabytes << 20) // token_bytes // many)
     few = max(1, FEW * many // MANY)
+    small = max(1, (megabytes << 20) // token_bytes // many)
     for name in transports:
-        cases = [Case(tokens=each, requests=many), Case(tokens=each * many // few, requests=few)]
-        by_many, by_few = _in_turn(cases, name, runs)
-        gibibytes = cases[0].nbytes / 2**30
-        rates = [gibibytes / statistics.median(run.last for run in each) for each in (by_many, by_few)]
-        what = f"{many:,} rooms at once, {name}"
-        figures.append(at_least(what, rates[0], "GiB/s", f"{few} rooms of the same bytes", rates[1], MANY_TARGET))
-        median = statistics.median(run.median / run.last for run in by_many)
-        peer = "half of the whole time, the fair share"
-        figures.append(at_most(f"{what}, p50 of the rooms", median, "of the whole", peer, 0.5, SHARE_TARGET))
+        for tokens, of_few in ((4 * small, 4 * small), (small, small * many // few)):
+            cases = [Case(tokens=tokens, requests=many), Case(tokens=of_few, requests=few)]
+            figures += _crowd(name, cases, runs)
     if flat:
         figures += [_memory(name, flat) for name in transports]
     return figures
+
+
+def _crowd(transport: str, cases: Sequence[Case], runs: int) -> list[Figure]:
+    """The first of the two cases, which has more rooms, against the other."""
+    timed = _in_turn(cases, transport, runs)
+    rates = [
+        case.nbytes / 2**30 / statistics.median(run.last for run in each)
+        for case, each in zip(cases, timed, strict=True)
+    ]
+    sizes = [f"{case.requests:,} rooms of {_size(case.nbytes // case.requests)}" for case in cases]
+    what = f"{sizes[0]} at once, {transport}"
+    median = statistics.median(run.median / run.last for run in timed[0])
+    fair = "half of the whole time, the fair share"
+    return [
+        at_least(what, rates[0], "GiB/s", sizes[1], rates[1], MANY_TARGET),
+        at_most(f"{what}, p50 of the rooms", median, "of the whole", fair, 0.5, SHARE_TARGET),
+    ]
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
 
 
 def run_slices(transports: Sequence[str], megabytes: int, runs: int) -> list[Figure]:

@@ -79,13 +79,15 @@ def latency(
 @app.command()
 def rooms(
     transports: Annotated[str, typer.Option(help="kvbaton's transports, separated by commas.")] = "shm,tcp",
-    megabytes: Annotated[int, typer.Option(min=1, help="MiB of all rooms together.")] = 256,
+    megabytes: Annotated[
+        int, typer.Option(min=1, help="MiB of all rooms together; four times that for the larger rooms.")
+    ] = 256,
     runs: Annotated[int, typer.Option(min=1, help="Counted runs; the median is reported.")] = 5,
     many: Annotated[int, typer.Option(min=2, help="Rooms at once.")] = 1024,
     flat: Annotated[int, typer.Option(min=0, help="Rooms over which memory is watched; 0 for none.")] = 10_000,
     json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench/rooms.json"),
 ) -> None:
-    """Many rooms at once beside few of the same bytes, and memory over very many."""
+    """Many rooms at once beside few, as large as each and with the same bytes, and memory over very many."""
     from kvbaton.bench.report import write_report
     from kvbaton.bench.rooms import run_rooms
 

@@ -14,6 +14,9 @@ def plan(
     tokens: Annotated[int, typer.Option(min=1, max=1 << 24, help="Tokens of the request.")] = 4096,
     prefix: Annotated[int, typer.Option(min=0, help="Tokens that the destination has already.")] = 0,
     contiguous: Annotated[bool, typer.Option("--contiguous", help="Pages side by side instead of shuffled.")] = False,
+    executor: Annotated[
+        str, typer.Option(help="How one-sided transports write: auto (what costs less), packed, or direct.")
+    ] = "auto",
     times: Annotated[bool, typer.Option("--times", help="Also how long the planner took.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the explanation as JSON; - for stdout.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a picture of who sends what to whom.")] = None,
@@ -28,9 +31,10 @@ def plan(
     The exit code is 0 if everything fits, 1 if a pair of ranks is refused, 2 if a file cannot be used.
     """
     from kvbaton.explain import Request, report
+    from kvbaton.transport.executor import executor_option
 
     request = Request(tokens, prefix, contiguous)
-    made = report.make(source, destination, request, pair=pair, timed=times)
+    made = report.make(source, destination, request, pair=pair, timed=times, executor=executor_option(executor))
     for path, text in ((json, made.json), (svg, made.svg), (html, made.html)):
         if path is not None and str(path) != "-":
             report.write(path, text())

@@ -20,11 +20,22 @@ __all__ = [
     "check_bounds",
     "check_source",
     "copy_boxes",
+    "extent",
     "gather",
     "receive_rows",
     "scatter",
     "send_rows",
 ]
+
+
+def extent(numbers: Int64s) -> tuple[int, int]:
+    """The smallest and the largest of ``numbers``: int64, contiguous, at least one.
+
+    The native kernel keeps the GIL meanwhile, a microsecond for thousands of them: numpy lets go of it, and an engine's
+    thread may then wait for milliseconds until it gets it back.
+    """
+    found: tuple[int, int] = kernel.extent(numbers)
+    return found
 
 
 def copy_boxes(

@@ -1,6 +1,7 @@
 #include "_arguments.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #include "_formats.h"
 
@@ -72,7 +73,7 @@ int hold_cast(Call *call, PyObject *object, CastTables *cast)
 
 void release_call(Call *call)
 {
-    PyMem_Free(call->boxes);
+    free(call->boxes);
     for (int index = 0; index < call->held; index++)
         PyBuffer_Release(&call->view[index]);
 }
@@ -159,7 +160,7 @@ int64_t prepare(Call *call, const Py_buffer *shape, const Py_buffer *source, con
         PyErr_SetString(PyExc_ValueError, "shape, side and cast tables differ in length");
         return -1;
     }
-    Box *boxes = PyMem_Calloc(count ? (size_t)count : 1, sizeof(Box));
+    Box *boxes = calloc(count ? (size_t)count : 1, sizeof(Box));
     if (!boxes) {
         PyErr_NoMemory();
         return -1;

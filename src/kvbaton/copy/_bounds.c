@@ -34,16 +34,24 @@ static int furthest_unit(const int64_t *side, int64_t unit, int64_t *begin)
     return 1;
 }
 
+void find_extent(const int64_t *numbers, ptrdiff_t count, int64_t *lowest, int64_t *highest)
+{
+    int64_t low = numbers[0], high = numbers[0];
+    for (ptrdiff_t index = 1; index < count; index++) {
+        low = numbers[index] < low ? numbers[index] : low;
+        high = numbers[index] > high ? numbers[index] : high;
+    }
+    *lowest = low;
+    *highest = high;
+}
+
 int64_t bytes_inside(const int64_t *shape, const int64_t *table, ptrdiff_t count, const int64_t *units,
                      ptrdiff_t unit_count, const int64_t *region_bytes, ptrdiff_t regions)
 {
-    int64_t lowest = 0, highest = 0, total = 0, all = 0;
+    int64_t lowest, highest, total = 0, all = 0;
     if (count == 0 || unit_count == 0)
         return -1;
-    for (ptrdiff_t index = 0; index < unit_count; index++) {
-        lowest = units[index] < lowest ? units[index] : lowest;
-        highest = units[index] > highest ? units[index] : highest;
-    }
+    find_extent(units, unit_count, &lowest, &highest);
     if (lowest < 0)
         return -1;
     for (ptrdiff_t index = 0; index < count; index++, shape += SHAPE_COLUMNS, table += SIDE_COLUMNS) {

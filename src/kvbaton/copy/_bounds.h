@@ -10,4 +10,7 @@
 int64_t bytes_inside(const int64_t *shape, const int64_t *table, ptrdiff_t count, const int64_t *units,
                      ptrdiff_t unit_count, const int64_t *region_bytes, ptrdiff_t regions);
 
+/* The smallest and the largest of `count` numbers, at least one. */
+void find_extent(const int64_t *numbers, ptrdiff_t count, int64_t *lowest, int64_t *highest);
+
 #endif

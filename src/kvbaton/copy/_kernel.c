@@ -5,6 +5,7 @@
  */
 #include "_arguments.h"
 #include "_bounds.h"
+#include "_pool_type.h"
 #include "_vectors.h"
 #include "_walk.h"
 
@@ -192,8 +193,23 @@ static PyObject *kernel_check(PyObject *module, PyObject *arguments)
     return PyLong_FromLongLong(total);
 }
 
+static PyObject *kernel_extent(PyObject *module, PyObject *numbers)
+{
+    (void)module;
+    Call call = {0};
+    int64_t lowest = 0, highest = 0;
+    Py_buffer *view = hold_table(&call, numbers, "numbers", 0);
+    if (view && view->shape[0] == 0)
+        PyErr_SetString(PyExc_ValueError, "there is no smallest of no numbers");
+    else if (view)
+        find_extent(view->buf, view->shape[0], &lowest, &highest);
+    release_call(&call);
+    return PyErr_Occurred() ? NULL : Py_BuildValue("LL", (long long)lowest, (long long)highest);
+}
+
 static PyMethodDef methods[] = {
     {"check", kernel_check, METH_VARARGS, "The bytes that a transfer moves if it is certainly inside, otherwise -1."},
+    {"extent", kernel_extent, METH_O, "The smallest and the largest of some int64 numbers, the lock of the interpreter held."},
     {"copy", kernel_copy, METH_VARARGS, "Copy a byte range of a transfer from rows to rows."},
     {"gather", kernel_gather, METH_VARARGS, "Fill a buffer with a byte range of a transfer's packed stream."},
     {"scatter", kernel_scatter, METH_VARARGS, "Spread a buffer that holds a byte range of a transfer's packed stream."},
@@ -208,5 +224,8 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__kernel(void)
 {
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module && add_pool_type(module) < 0)
+        Py_CLEAR(module);
+    return module;
 }

@@ -33,6 +33,11 @@ def warn_once(reason: str, _said: list[str] = []) -> None:  # noqa: B006  (the l
         )
 
 
+def extent(numbers: Int64s) -> tuple[int, int]:
+    """Give the smallest and the largest of ``numbers``, at least one."""
+    return int(numbers.min()), int(numbers.max())
+
+
 def check(shape: Int64s, side: Int64s, units: Int64s, region_bytes: Int64s) -> int:
     """Leave the check to `kvbaton.copy.bounds`: -1, nothing is certain here."""
     return -1

@@ -12,13 +12,13 @@ from kvbaton.explain import ranks, result
 from kvbaton.explain.casts import Casts
 from kvbaton.explain.request import Request
 from kvbaton.explain.runs import RunLengths, merge_runs, run_lengths
-from kvbaton.explain.transports import available, capabilities_of
+from kvbaton.explain.transports import available, capabilities_of, executor_of
 from kvbaton.layout import Component, RankLayout
 from kvbaton.plan import Pages, PairPlan, Part, Share, Transfer, assign, compile_pair
 from kvbaton.protocol.handshake import common_transports
 from kvbaton.topology import Topology, lay_out
 from kvbaton.transport import Capabilities
-from kvbaton.transport.executor import choose_executor
+from kvbaton.transport.executor import ExecutorOption
 
 MAX_PAIRS = 1 << 14
 """Pairs of ranks that can be explained."""
@@ -57,6 +57,13 @@ class _Rules(NamedTuple):
     cast: bool
 
 
+class _Way(NamedTuple):
+    """The transport that both sides have, and what the user says of executors; None: there is no such transport."""
+
+    capabilities: Capabilities | None
+    wanted: ExecutorOption
+
+
 def explain(source: Topology, destination: Topology, request: Request, *, timed: bool = False) -> result.Explanation:
     """Explain what ``source`` hands to ``destination``, which says whether it is striped and casts, for one request.
 
@@ -81,10 +88,12 @@ def explain_ranks(
     striped: bool = False,
     cast: bool = False,
     timed: bool = False,
+    executor: ExecutorOption = "auto",
 ) -> result.Explanation:
     """As `explain`, for layouts that were made in another way; all must have passed `check_layout`.
 
-    Raises `ConfigurationError` for more of them than can be explained, and for an unknown transport.
+    ``executor`` is the option of that name of one-sided transports. Raises `ConfigurationError` for more of them than
+    can be explained, and for an unknown transport.
     """
     for name in (*source.transports, *destination.transports):
         capabilities_of(name)
@@ -102,9 +111,10 @@ def explain_ranks(
     except HandshakeError as error:
         for number in range(len(destination.layouts)):
             found.refusals.append(result.Refusal(None, number, type(error).__name__, str(error)))
+    rules = _Rules(striped, cast)
+    way = _Way(capabilities_of(transport) if transport else None, executor)
     for number in range(len(destination.layouts)):
-        rules = _Rules(striped, cast)
-        _destination(source.layouts, destination.layouts[number], number, request, rules, transport, found)
+        _destination(source.layouts, destination.layouts[number], number, request, rules, way, found)
     sent, received = ranks.by_rank(found.pairs, source.layouts, destination.layouts)
     return result.Explanation(
         schema=result.SCHEMA_VERSION,
@@ -145,7 +155,7 @@ def _destination(
     number: int,
     request: Request,
     rules: _Rules,
-    transport: str,
+    way: _Way,
     found: _Found,
 ) -> None:
     began = time.perf_counter()
@@ -156,7 +166,6 @@ def _destination(
         return
     finally:
         found.clock.assign += time.perf_counter() - began
-    capabilities = capabilities_of(transport) if transport else None
     for index, (source, share) in enumerate(zip(sources, shares, strict=True)):
         if share.empty:
             continue
@@ -168,8 +177,14 @@ def _destination(
             continue
         finally:
             found.clock.compile += time.perf_counter() - began
-        flows = [_flow(plan, share, name, source, destination, request, found) for name in plan.components]
-        found.pairs.append(_pair(index, number, flows, destination, capabilities))
+        flows = {}
+        moved: list[Transfer] = []
+        for name in plan.components:
+            flows[name], transfers = _flow(plan, share, name, source, destination, request, found)
+            # Aux data travel in the message that ends a transfer, not through the transport.
+            if not destination.component(name).kind.aux:
+                moved += transfers
+        found.pairs.append(_pair(index, number, tuple(flows.values()), *executor_of(moved, *way)))
 
 
 def _refusals(
@@ -193,7 +208,7 @@ def _flow(
     destination: RankLayout,
     request: Request,
     found: _Found,
-) -> result.Flow:
+) -> tuple[result.Flow, list[Transfer]]:
     first, last = request.needed(destination.component(name))
     rows = [
         request.pages(layout, layout.component(name), side)
@@ -205,7 +220,7 @@ def _flow(
     runs = run_lengths(transfers)
     found.runs.setdefault(name, []).append(runs)
     found.casts.setdefault(name, Casts()).add(share, source.component(name), destination.component(name))
-    return result.Flow(
+    flow = result.Flow(
         component=name,
         nbytes=sum(transfer.nbytes for transfer in transfers),
         units=sum(len(transfer.source_units) for transfer in transfers),
@@ -214,6 +229,7 @@ def _flow(
         runs=ranks.runs(runs),
         parts=_parts(share, destination.component(name)),
     )
+    return flow, transfers
 
 
 def bind(
@@ -247,28 +263,9 @@ def _parts(share: Share, component: Component) -> tuple[result.PartInfo, ...]:
     )
 
 
-def _pair(
-    source: int,
-    destination: int,
-    flows: list[result.Flow],
-    layout: RankLayout,
-    capabilities: Capabilities | None,
-) -> result.Pair:
-    # Aux data travel in the message that ends a transfer, not through the transport.
-    moved = [flow for flow in flows if not layout.component(flow.component).kind.aux]
-    nbytes, pieces = sum(flow.nbytes for flow in moved), sum(flow.runs.pieces for flow in moved)
-    executor, why = (
-        choose_executor(capabilities, pieces, nbytes) if capabilities else ("none", "no transport in common")
-    )
-    return result.Pair(
-        source,
-        destination,
-        sum(flow.nbytes for flow in flows),
-        sum(flow.runs.pieces for flow in flows),
-        executor,
-        why,
-        tuple(flows),
-    )
+def _pair(source: int, destination: int, flows: tuple[result.Flow, ...], executor: str, why: str) -> result.Pair:
+    nbytes, pieces = sum(flow.nbytes for flow in flows), sum(flow.runs.pieces for flow in flows)
+    return result.Pair(source, destination, nbytes, pieces, executor, why, flows)
 
 
 def _times(clock: _Clock) -> result.PlannerTime:

@@ -16,6 +16,7 @@ from kvbaton.explain.request import Request
 from kvbaton.explain.result import Explanation
 from kvbaton.explain.ribbons import draw
 from kvbaton.topology import load_topology
+from kvbaton.transport.executor import ExecutorOption
 
 
 class Report(NamedTuple):
@@ -58,8 +59,18 @@ class Report(NamedTuple):
         print_tables(self.explanation, console if console.is_terminal else Console(width=100))
 
 
-def make(source: Path, destination: Path, request: Request, *, pair: str | None = None, timed: bool = False) -> Report:
+def make(
+    source: Path,
+    destination: Path,
+    request: Request,
+    *,
+    pair: str | None = None,
+    timed: bool = False,
+    executor: ExecutorOption = "auto",
+) -> Report:
     """Read both files and explain them. ``pair`` is ``source:destination``, in numbers of ranks.
+
+    ``executor`` is the option of that name of one-sided transports.
 
     Raises `ConfigurationError`, `ShardError` or `LayoutError`, each in one line that names the file or the component.
     """
@@ -69,7 +80,7 @@ def make(source: Path, destination: Path, request: Request, *, pair: str | None 
     check_pairs(topologies[0].ranks, topologies[1].ranks)
     sides = [side_of(topology, request) for topology in topologies]
     rules = {"striped": topologies[1].striped, "cast": topologies[1].cast}
-    made = explain_ranks(sides[0], sides[1], request, **rules, timed=timed)
+    made = explain_ranks(sides[0], sides[1], request, **rules, timed=timed, executor=executor)
     return Report(made, sides[0], sides[1], request, None if pair is None else _pair(pair, made))
 
 

@@ -54,7 +54,8 @@ class Flow(msgspec.Struct, frozen=True):
 class Pair(msgspec.Struct, frozen=True):
     """A pair of ranks that has something to move; ``source`` and ``destination`` are numbers of ranks.
 
-    ``executor`` is ``mapped``, ``direct``, ``packed`` or ``none``; ``why`` has its reason in words and numbers.
+    ``executor`` is ``mapped``, ``direct``, ``packed``, ``direct and packed`` or ``none``; ``why`` has its
+    reason in words and numbers.
     """
 
     source: int

@@ -79,7 +79,7 @@ class Boxes(NamedTuple):
     @property
     def bytes_per_unit(self) -> int:
         """Bytes that one unit writes at the destination."""
-        return int(self.shape.prod(axis=1).sum())
+        return int(np.dot(self.shape[:, 0] * self.shape[:, 1], self.shape[:, 2]))
 
     @property
     def source_shape(self) -> Int64s:

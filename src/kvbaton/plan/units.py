@@ -37,10 +37,9 @@ def checked_pages(pages: Pages, page_size: int, where: str, *, ring: bool = Fals
 
 def check_range(rows: Int64s, limit: int, where: str) -> None:
     """Raise `RowsError` for a row that is not one of the ``limit`` registered ones."""
-    if not rows.size:
-        return
-    low, high = int(rows.min()), int(rows.max())
-    if low < 0 or high >= limit:
+    # As unsigned numbers, negative ones are larger than any limit.
+    if rows.size and int(rows.view(np.uint64).max()) >= limit:
+        low, high = int(rows.min()), int(rows.max())
         raise RowsError(f"{where}: row {low if low < 0 else high} is outside the {limit} registered rows")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvbaton.protocol.actions import Action, Deliver, FencePeer, RoomChanged, RowsReleased, Send, SendDone, StartWrite
-from kvbaton.protocol.codec import MAX_FRAME_BYTES, decode, encode, rows_from_bytes, rows_to_bytes
+from kvbaton.protocol.codec import MAX_FRAME_BYTES, bundle, decode, encode, rows_from_bytes, rows_to_bytes
 from kvbaton.protocol.deadlines import Deadlines
 from kvbaton.protocol.decode_core import DecodeCore
 from kvbaton.protocol.handshake import Accepted, answer_hello, check_welcome, make_hello, refusal, refuse
@@ -55,6 +55,7 @@ __all__ = [
     "Status",
     "Welcome",
     "answer_hello",
+    "bundle",
     "check_welcome",
     "decode",
     "encode",

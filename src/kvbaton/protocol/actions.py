@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Union
+
+import msgspec
 
 from kvbaton.errors import TransferFailed
 from kvbaton.protocol.messages import Done, Message
 from kvbaton.protocol.status import Status
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send ``message`` to ``peer``."""
 
     peer: str
     message: Message
 
 
-@dataclass(frozen=True)
-class StartWrite:
+class StartWrite(msgspec.Struct, frozen=True):
     """Prefill: write to ``peer``; report the end of ``ticket`` to `PrefillCore.written`, exactly once.
 
     ``handle`` says which submission the source rows come from; `PrefillCore.offer` has the destination rows. ``pieces``
@@ -37,8 +36,7 @@ class StartWrite:
     slots: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class SendDone:
+class SendDone(msgspec.Struct, frozen=True):
     """Prefill: send ``done`` to ``peer``; first put the aux data into it if ``aux`` is set."""
 
     peer: str
@@ -46,8 +44,7 @@ class SendDone:
     aux: bool
 
 
-@dataclass(frozen=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     """Decode: a part is complete; take over what ``done`` carries. It comes before the room's success."""
 
     room: int
@@ -55,8 +52,7 @@ class Deliver:
     done: Done
 
 
-@dataclass(frozen=True)
-class RoomChanged:
+class RoomChanged(msgspec.Struct, frozen=True):
     """The status of a room changed. ``reason`` says why it failed, and ``error`` is the class to raise for it."""
 
     room: int
@@ -65,15 +61,13 @@ class RoomChanged:
     error: type[TransferFailed] = TransferFailed
 
 
-@dataclass(frozen=True)
-class RowsReleased:
+class RowsReleased(msgspec.Struct, frozen=True):
     """No write touches this room's rows any more. Comes once for a room, after its terminal status."""
 
     room: int
 
 
-@dataclass(frozen=True)
-class FencePeer:
+class FencePeer(msgspec.Struct, frozen=True):
     """Decode: ``peer`` did not confirm in time that it writes no more. Cut it off, then report it lost and fenced."""
 
     peer: str

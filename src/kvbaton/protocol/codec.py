@@ -1,6 +1,12 @@
-"""Frames: a magic, the version of the protocol, and one message in msgpack. Decoding makes plain values, never code."""
+"""Frames: a magic, the version of the protocol, and one message in msgpack, or a list of several.
+
+Decoding makes plain values, never code.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Union
 
 import msgspec
 import numpy as np
@@ -14,10 +20,15 @@ MAGIC = b"KVB\x1e"
 HEAD_BYTES = len(MAGIC) + 2
 MAX_FRAME_BYTES = 16 << 20
 """The longest frame that is sent, or looked at: 16 MiB."""
+MAX_MESSAGES = 256
+"""Messages that one frame may have."""
+BUNDLE_BYTES = 1 << 20
+"""Messages are put together up to so many bytes; a longer one travels by itself."""
 
 _HEAD = MAGIC + PROTOCOL_VERSION.to_bytes(2, "little")
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_Bundle = Annotated[tuple[Message, ...], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+_decoder: msgspec.msgpack.Decoder[Message | tuple[Message, ...]] = msgspec.msgpack.Decoder(Union[Message, _Bundle])  # noqa: UP007 (msgspec reads it at run time)
 
 
 def encode(message: Message) -> bytes:
@@ -31,11 +42,29 @@ def encode(message: Message) -> bytes:
     return bytes(frame)
 
 
-def decode(frame: bytes) -> Message:
-    """The message in ``frame``, complete and within its bounds.
+def bundle(frames: Sequence[bytes]) -> list[bytes]:
+    """The messages of ``frames``, each of one message, in as few frames, in their order."""
+    bundles: list[bytes] = []
+    first = 0
+    while first < len(frames):
+        last, nbytes = first + 1, len(frames[first])
+        while last < min(len(frames), first + MAX_MESSAGES) and nbytes + len(frames[last]) <= BUNDLE_BYTES:
+            nbytes += len(frames[last])
+            last += 1
+        if last == first + 1:
+            bundles.append(frames[first])
+        else:
+            bodies = [msgspec.Raw(frame[HEAD_BYTES:]) for frame in frames[first:last]]
+            bundles.append(_HEAD + _encoder.encode(bodies))
+        first = last
+    return bundles
+
+
+def decode(frame: bytes) -> tuple[Message, ...]:
+    """The messages in ``frame``, at least one, complete and within their bounds.
 
     Raises `VersionMismatch` for a frame of another version of the protocol, and `ProtocolError` for anything else that
-    is not exactly one message: too long, cut short, followed by more bytes, of unknown kind, out of bounds.
+    is not exactly such a frame: too long, cut short, followed by more bytes, of unknown kind, out of bounds.
     """
     if len(frame) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame of {len(frame)} bytes is longer than a frame may be ({MAX_FRAME_BYTES} bytes)")
@@ -48,9 +77,10 @@ def decode(frame: bytes) -> Message:
             "run the same release of kvbaton on both sides"
         )
     try:
-        return _decoder.decode(memoryview(frame)[HEAD_BYTES:])
+        decoded = _decoder.decode(memoryview(frame)[HEAD_BYTES:])
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a frame of {len(frame)} bytes cannot be decoded: {error}") from None
+    return decoded if isinstance(decoded, tuple) else (decoded,)
 
 
 def rows_to_bytes(rows: npt.ArrayLike) -> bytes:
@@ -80,6 +110,12 @@ def rows_from_bytes(packed: bytes) -> Int64s:
     if len(packed) > 8 * MAX_ROWS:
         raise RowsError(f"{len(packed) // 8} rows are more than one component of an offer may have ({MAX_ROWS})")
     rows = np.frombuffer(packed, dtype="<i8").astype(np.int64, copy=False)
-    if rows.size and rows.min() < 0:
+    if has_negative(rows):
         raise RowsError(f"a row index is {rows.min()}; rows count from 0")
     return rows
+
+
+def has_negative(rows: Int64s) -> bool:
+    """Whether one of ``rows`` is below 0."""
+    # As an unsigned number it is larger than any other: one pass instead of two where the largest matters too.
+    return bool(rows.size) and int(rows.view(np.uint64).max()) >> 63 == 1

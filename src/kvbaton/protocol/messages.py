@@ -1,4 +1,4 @@
-"""The messages of the control plane. Each is one frame; `kvbaton.protocol.codec` packs and unpacks them.
+"""The messages of the control plane; `kvbaton.protocol.codec` packs them into frames and unpacks them.
 
 Every number, text and collection has a bound that the decoder enforces, so a message that was decoded is small enough
 and of the right types. Whether it makes sense in the present state is the business of the cores.
@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from kvbaton.layout.nouns import RankLayout
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Both sides must speak the same version; it is in the head of each frame."""
 
 MAX_REASON_CHARACTERS = 2000

@@ -220,7 +220,8 @@ class PrefillCore(Core[PrefillRoom]):
             actions = self._fail(room, Failure(TransferFailed, reason))
         else:
             destination.chunks += 1
-            destination.moved.update(moved or {})
+            for name, nbytes in (moved or {}).items():
+                destination.moved[name] = destination.moved.get(name, 0) + nbytes
             actions = self._advance(room, destination)
         if room.status is Status.FAILED:
             actions += self._settle(room, destination)

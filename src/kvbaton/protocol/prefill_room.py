@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -46,7 +45,8 @@ class Destination:
     outstanding: int = 0
     """Tickets that have not ended."""
     chunks: int = 0
-    moved: Counter[str] = field(default_factory=Counter)
+    moved: dict[str, int] = field(default_factory=dict)
+    """Bytes by component."""
     served: bool = False
     owes_ack: bool = False
     """Whether it must still hear that nothing is under way."""

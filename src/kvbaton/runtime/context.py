@@ -14,8 +14,9 @@ from kvbaton.errors import RoomError
 from kvbaton.layout import RankLayout
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
-from kvbaton.protocol import Message, encode
+from kvbaton.protocol import Message
 from kvbaton.runtime.control import ControlPlane
+from kvbaton.runtime.outbox import Outbox
 from kvbaton.runtime.settings import Settings
 from kvbaton.transport.base import Transport
 
@@ -33,6 +34,7 @@ class Context:
     transports: Mapping[str, Transport]
     """In order of preference."""
     control: ControlPlane
+    outbox: Outbox
     settings: Settings
     executor: ThreadPoolExecutor
 
@@ -41,8 +43,13 @@ class Context:
         return np.array([region.address for region in self.regions], np.int64)
 
     def send(self, peer: str, message: Message) -> None:
-        """Send a message to a peer. Called on the control thread."""
-        self.control.send(peer, encode(message))
+        """Send a message to a peer, at the end of this turn. Called on the control thread."""
+        self.outbox.add(peer, message)
+
+    def hang_up(self, peer: str, linger_milliseconds: int = 0) -> None:
+        """Close the connection of a peer that we dialled, after what was sent to it. Called on the control thread."""
+        self.outbox.flush()
+        self.control.hang_up(peer, linger_milliseconds)
 
     def in_background(
         self, work: Callable[[], Result], then: Callable[[Result], None], failed: Callable[[Exception], None]

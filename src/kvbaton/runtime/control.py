@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_LINGER_MILLISECONDS = 500
 """How long closing waits for the last frames to leave: they tell peers why their rooms failed."""
+COMMANDS_PER_TURN = 16
+"""Posted commands that run before frames and finished writes get their turn."""
 FAULT_PAUSE = 0.1
 """Seconds until timers are tried again that failed with an error of our own."""
 
@@ -94,6 +96,11 @@ class ControlPlane:
     def wake(self) -> None:
         """Give the control thread a turn. From any thread, also after `close`; cheap."""
         self._wake.set()
+
+    @property
+    def waker(self) -> Wake:
+        """What transports wake the control thread by."""
+        return self._wake
 
     @property
     def on_control_thread(self) -> bool:
@@ -212,7 +219,7 @@ class ControlPlane:
         return int(timeout + 0.999)
 
     def _run_commands(self) -> None:
-        for _ in range(len(self._commands)):
+        for _ in range(min(len(self._commands), COMMANDS_PER_TURN)):
             command = self._commands.popleft()
             try:
                 command()

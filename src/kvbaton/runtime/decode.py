@@ -29,7 +29,7 @@ from kvbaton.runtime.aux_data import aux_nbytes, unpack_aux
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.finder import RoomFinder, Sought
 from kvbaton.runtime.rooms import Receiver
-from kvbaton.runtime.rows import RowsLike, aux_row, offered_pages
+from kvbaton.runtime.rows import EngineRows, RowsLike
 from kvbaton.runtime.side import Side
 from kvbaton.runtime.source import Source, SourceKey, Withdrawn
 from kvbaton.runtime.sources import Sources
@@ -68,6 +68,7 @@ class DecodeSide(Side[ReceiverRoom]):
     def __init__(self, context: Context, deployment: str, destination_index: int, destinations: int) -> None:
         super().__init__(context, "decode", "receiver")
         self.core = DecodeCore(context.settings.deadlines, inspect=self._inspect)
+        self._rows = EngineRows(context.layout, "decode")
         self._sources = Sources(
             context,
             self.core,
@@ -95,10 +96,9 @@ class DecodeSide(Side[ReceiverRoom]):
             raise RowsError(
                 f"decode: room {receiver.room}: a prefix of {prefix} tokens is not within the {tokens} tokens"
             )
-        layout = self.context.layout
-        pages = offered_pages(layout, rows, tokens, prefix)
+        pages = self._rows.offered(rows, tokens, prefix)
         components = {name: Rows(rows_to_bytes(value.rows), value.start) for name, value in pages.items()}
-        offered = OfferedRows(components, tokens, prefix, None if aux is None else aux_row(layout, aux, "decode"))
+        offered = OfferedRows(components, tokens, prefix, None if aux is None else self._rows.aux(aux))
         with self.rooms.lock:
             entry = self.rooms.open_by(receiver)
             if entry.offered is not None:
@@ -115,15 +115,6 @@ class DecodeSide(Side[ReceiverRoom]):
         """A prefill rank is gone."""
         self._sources.on_disconnected(peer, reason)
 
-    def on_turn(self, now: float) -> float | None:
-        """Let time pass."""
-        looking = self._finder.on_turn(now)
-        for transport in self.context.transports.values():
-            transport.poll()
-        self.perform(self.core.tick(now))
-        deadlines = (looking, self._sources.on_turn(now), self.core.next_deadline())
-        return min((when for when in deadlines if when is not None), default=None)
-
     def stop_looking(self) -> None:
         """See `Side.stop_looking`."""
         self._finder.shut()
@@ -131,6 +122,15 @@ class DecodeSide(Side[ReceiverRoom]):
     def wait_for_threads(self, seconds: float) -> None:
         """See `Side.wait_for_threads`."""
         self._finder.join(seconds)
+
+    def _let_pass(self, now: float) -> float | None:
+        """Let time pass."""
+        looking = self._finder.on_turn(now)
+        for transport in self.context.transports.values():
+            transport.poll()
+        self.perform(self.core.tick(now))
+        deadlines = (looking, self._sources.on_turn(now), self.core.next_deadline())
+        return min((when for when in deadlines if when is not None), default=None)
 
     def _on_message(self, peer: str, message: Message) -> None:
         if isinstance(message, (Welcome, Refused)):

@@ -23,6 +23,7 @@ from kvbaton.runtime.announcer import Announcer
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.control import ControlPlane
 from kvbaton.runtime.decode import DecodeSide
+from kvbaton.runtime.outbox import Outbox
 from kvbaton.runtime.prefill import PrefillSide
 from kvbaton.runtime.rooms import Receiver, Sender
 from kvbaton.runtime.settings import Settings
@@ -104,7 +105,7 @@ class Manager:
                 transport.close()
             raise
         for transport in self._transports.values():
-            transport.set_waker(self._control.wake)
+            transport.set_waker(self._control.waker)
         self._context = Context(
             instance=self.instance,
             model=model,
@@ -112,6 +113,7 @@ class Manager:
             regions=tuple(regions),
             transports=self._transports,
             control=self._control,
+            outbox=Outbox(self._control.send),
             settings=settings,
             executor=ThreadPoolExecutor(max_workers=4, thread_name_prefix=f"kvbaton-{role}-handshake"),
         )

@@ -28,7 +28,7 @@ from kvbaton.runtime.aux_data import pack_aux
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.destinations import Destinations
 from kvbaton.runtime.rooms import Sender
-from kvbaton.runtime.rows import RowsLike, aux_row, checked_tokens, chunk_pages, ranges_and_slots
+from kvbaton.runtime.rows import EngineRows, RowsLike, checked_tokens
 from kvbaton.runtime.side import Side
 from kvbaton.runtime.writes import Writes
 from kvbaton.transport.base import Completion
@@ -60,6 +60,7 @@ class PrefillSide(Side[SenderRoom]):
         super().__init__(context, "prefill", "sender")
         self.core = PrefillCore(context.settings.deadlines)
         self._destinations = Destinations(context, self.core, self.perform)
+        self._rows = EngineRows(context.layout, "prefill")
         self._writes = Writes()
         self._handles = itertools.count(1)
         self.announcer: Announcer | None = None
@@ -82,12 +83,12 @@ class PrefillSide(Side[SenderRoom]):
 
     def submit(self, sender: Sender, rows: Mapping[str, RowsLike], tokens: tuple[int, int]) -> None:
         """See `Sender.send`."""
-        layout, number = self.context.layout, sender.room
+        number = sender.room
         with self.rooms.lock:
             entry = self._unfinished(sender)
             span = checked_tokens(number, tokens)
-            chunk = chunk_pages(layout, rows, span)
-            ranges, slots = ranges_and_slots(layout, chunk, span)
+            chunk = self._rows.chunk(rows, span)
+            ranges, slots = self._rows.ranges_and_slots(chunk, span)
             if slots:
                 raise RowsError(
                     f"prefill: room {number}: component {min(slots)} has rows of no token: pass them to finish"
@@ -105,13 +106,13 @@ class PrefillSide(Side[SenderRoom]):
         self, sender: Sender, rows: Mapping[str, RowsLike], tokens: tuple[int, int] | None, aux: int | None
     ) -> None:
         """See `Sender.finish`."""
-        layout, number = self.context.layout, sender.room
+        number = sender.room
         with self.rooms.lock:
             entry = self._unfinished(sender)
             span = (entry.last_token, entry.last_token) if tokens is None else checked_tokens(number, tokens)
-            chunk = chunk_pages(layout, rows, span)
-            slot = None if aux is None else aux_row(layout, aux, "prefill")
-            ranges, slots = ranges_and_slots(layout, chunk, span)
+            chunk = self._rows.chunk(rows, span)
+            slot = None if aux is None else self._rows.aux(aux)
+            ranges, slots = self._rows.ranges_and_slots(chunk, span)
             entry.last_token = total = max(entry.last_token, span[1])
             entry.finished = True
             handle = next(self._handles)
@@ -147,7 +148,7 @@ class PrefillSide(Side[SenderRoom]):
         """A decode rank is gone."""
         self._destinations.on_disconnected(peer, reason)
 
-    def on_turn(self, now: float) -> float | None:
+    def _let_pass(self, now: float) -> float | None:
         """Take in finished writes and let time pass."""
         for transport in self.context.transports.values():
             for completion in transport.poll():

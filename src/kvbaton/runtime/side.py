@@ -87,7 +87,7 @@ class Side(ABC, Generic[Entry]):
     def on_frame(self, peer: str, frame: bytes) -> None:
         """A frame came from a peer, or from a stranger."""
         try:
-            message = decode(frame)
+            messages = decode(frame)
         except KVBatonError as error:
             kind = type(error).__name__
             self.malformed[kind] += 1
@@ -96,15 +96,19 @@ class Side(ABC, Generic[Entry]):
             logger.log(level, "%s: a frame of %s was dropped: %s", self._name, peer, error)
             self._on_malformed(peer, error)
             return
-        self._on_message(peer, message)
+        for message in messages:
+            self._on_message(peer, message)
 
     @abstractmethod
     def on_disconnected(self, peer: str, reason: str) -> None:
         """A peer is gone."""
 
-    @abstractmethod
     def on_turn(self, now: float) -> float | None:
-        """Let time pass; returns when the next turn is due at the latest."""
+        """Let time pass, and send what this turn had to say; returns when the next turn is due at the latest."""
+        try:
+            return self._let_pass(now)
+        finally:
+            self.context.outbox.flush()
 
     def stop_looking(self) -> None:
         """Drop what is not a room's any more: the manager closes."""
@@ -128,6 +132,10 @@ class Side(ABC, Generic[Entry]):
                 queue.extend(self._not_carried_out(action, error))
 
     # Each side's own part; all on the control thread. Actions that are returned will be performed.
+
+    @abstractmethod
+    def _let_pass(self, now: float) -> float | None:
+        """Let time pass; returns when that is due again at the latest."""
 
     @abstractmethod
     def _on_message(self, peer: str, message: Message) -> None:

@@ -9,7 +9,7 @@ import zmq
 from kvbaton.protocol import MAX_FRAME_BYTES
 from kvbaton.runtime.settings import Settings
 
-FRAMES_PER_TURN = 256
+FRAMES_PER_TURN = 64
 """Frames taken from one socket before timers and other sockets get their turn."""
 
 Take = Callable[[str, list[bytes]], None]

@@ -122,7 +122,7 @@ class Sources:
 
     def cut_off(self, peer: str, reason: str) -> None:
         """Close the connection of a prefill rank, as if it were gone."""
-        self._context.control.hang_up(peer)
+        self._context.hang_up(peer)
         self.on_disconnected(peer, reason)
 
     def on_disconnected(self, peer: str, reason: str) -> None:
@@ -246,7 +246,7 @@ class Sources:
         self._retired.discard(source)
         for peer, link in list(source.links.items()):
             # What was said last shall arrive.
-            self._context.control.hang_up(peer, LAST_WORDS_MILLISECONDS)
+            self._context.hang_up(peer, LAST_WORDS_MILLISECONDS)
             del self._source_of_peer[peer]
             if link.joined:
                 self._user.perform(self._core.peer_lost(peer, "its source was given up", self._context.now()))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvbaton.plan import Pages, PairPlan, Transfer
 from kvbaton.protocol import Offer, StartWrite, rows_from_bytes
 from kvbaton.runtime.destinations import Destination
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(NamedTuple):
     """What one ticket stands for."""
 
     room: int = 0
     peer: str = ""
-    moved: Counter[str] = field(default_factory=Counter)
+    moved: Mapping[str, int] = {}
     """Bytes by component."""
 
 
@@ -50,7 +48,7 @@ class Writes:
 
 def _bind(
     plan: PairPlan, action: StartWrite, chunk: Mapping[str, Pages], offer: Offer
-) -> tuple[list[Transfer], Counter[str]]:
+) -> tuple[list[Transfer], dict[str, int]]:
     bound, offered = {}, offer.components
     for name, tokens in action.pieces.items():
         target = Pages(rows_from_bytes(offered[name].rows), offered[name].start)
@@ -58,5 +56,5 @@ def _bind(
         bound[name] = plan.bind(name, tokens, chunk[name], target)
     for name in action.slots:
         bound[name] = plan.bind_slots(name, chunk[name].rows, rows_from_bytes(offered[name].rows))
-    moved = Counter({name: sum(each.nbytes for each in transfers) for name, transfers in bound.items()})
+    moved = {name: sum(each.nbytes for each in transfers) for name, transfers in bound.items()}
     return [each for transfers in bound.values() for each in transfers], moved

@@ -121,7 +121,10 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def set_waker(self, wake: Callable[[], None]) -> None:
-        """Call ``wake()`` (thread-safe, cheap) whenever `poll` has something new."""
+        """Call ``wake()`` (thread-safe, cheap) whenever `poll` has something new; once may do for several tickets.
+
+        Where it has a ``descriptor`` (an eventfd), writing 8 bytes to that, or to a copy of it, does the same.
+        """
 
     @abc.abstractmethod
     def disconnect(self, peer: RemotePeer) -> None:

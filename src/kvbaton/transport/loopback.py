@@ -16,7 +16,9 @@ import msgspec
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.transport.base import Capabilities
 from kvbaton.transport.gate import Gate
-from kvbaton.transport.mapped import Job, MappedPeer, MappedTransport
+from kvbaton.transport.mapped import MappedTransport
+from kvbaton.transport.python_workers import Job, PythonWorkers
+from kvbaton.transport.workers import MappedPeer
 
 FENCE_WAIT = 1.0
 """Seconds that `fence` waits for a copy in progress before it answers False."""
@@ -97,7 +99,9 @@ class LoopbackTransport(MappedTransport):
         delay: float = 0.0,
         fail: Callable[[int], str] | None = None,
     ) -> None:
-        super().__init__(instance, workers=1)
+        # Its gate is Python's, and is passed with each chunk.
+        self._copies = PythonWorkers("kvbaton-loopback-copy", 1, 0, self._prepare)
+        super().__init__(instance, self._copies)
         self.delay = delay
         self.fail = fail
         self.gate = Gate()
@@ -141,8 +145,7 @@ class LoopbackTransport(MappedTransport):
 
     def _prepare(self, job: Job) -> str:
         if self.delay > 0:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(job.error) or self._closing, self.delay)
+            self._copies.wait(job, self.delay)
         return self.fail(job.ticket) if self.fail else ""
 
 

@@ -3,105 +3,36 @@
 from __future__ import annotations
 
 import abc
-import os
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 
-from kvbaton.copy import copy_boxes
 from kvbaton.errors import TransportError
 from kvbaton.memory import Region
-from kvbaton.plan.boxes import Int64s, Transfer
+from kvbaton.plan.boxes import Transfer
 from kvbaton.transport.base import Completion, RemotePeer, Transport
-from kvbaton.transport.chunks import chunks
+from kvbaton.transport.native_workers import AVAILABLE, NativeWorkers
+from kvbaton.transport.python_workers import PythonWorkers
 from kvbaton.transport.table import RegionTable, check_write
-from kvbaton.transport.tickets import Tickets
+from kvbaton.transport.workers import MappedPeer, Workers, worker_count
 
-CHUNK = 8 << 20
-"""Bytes that a worker copies between two looks at whether the peer is still there."""
-LEAST_CHUNK = 1 << 20
-"""Smaller chunks cost more to hand out than other workers save by taking them."""
-AT_ONCE = 1 << 16
-"""Bytes that are copied in less time than it takes to wake a worker."""
-
-MOST_WORKERS = 4
-"""More threads than this copy no faster: a few fill the memory bus."""
+__all__ = ["MappedPeer", "MappedTransport", "fastest_workers"]
 
 
-def _processors() -> int:
-    """Give the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-class MappedPeer(RemotePeer):
-    """A peer whose regions are addressed directly."""
-
-    def __init__(self, instance: str, bases: Int64s, nbytes: Int64s) -> None:
-        self.instance = instance
-        self.bases = bases
-        self.nbytes = nbytes
-        self.jobs: set[Job] = set()
-        self.released = False
-
-    def enter(self) -> str:
-        """Before each chunk: empty if the peer's memory may be touched until `leave`, otherwise why not."""
-        return ""
-
-    def leave(self) -> None:
-        """After each chunk that `enter` allowed."""
-
-    def release(self) -> None:
-        """Let go of the mappings; no chunk is in progress any more."""
-
-
-class Job:
-    """One ticket: the transfers that are left to hand out, in chunks for ``workers`` workers."""
-
-    def __init__(self, ticket: int, peer: MappedPeer, transfers: list[Transfer], workers: int) -> None:
-        self.ticket = ticket
-        self.peer = peer
-        self.error = ""
-        self.running = 0
-        self.started = False
-        self.nbytes = sum(transfer.nbytes for transfer in transfers)
-        self._chunks = chunks(transfers, max(LEAST_CHUNK, min(CHUNK, self.nbytes // workers)))
-        self._next = next(self._chunks, None)
-
-    def next_chunk(self) -> tuple[Transfer, int, int]:
-        """The next byte range to copy, and of which transfer."""
-        chunk = self._next
-        if chunk is None:
-            raise RuntimeError("every chunk of this job was handed out")
-        self._next = next(self._chunks, None)
-        return chunk
-
-    @property
-    def handed_out(self) -> bool:
-        """Whether no chunk is left to hand out."""
-        return bool(self.error) or self._next is None
+def fastest_workers(name: str, count: int, at_once: int) -> Workers:
+    """Make workers of the native kernel, or of Python where it is missing; ``count`` 0 stands for as many as pay."""
+    workers = NativeWorkers if AVAILABLE else PythonWorkers
+    return workers(name, count or worker_count(), at_once)
 
 
 class MappedTransport(Transport):
-    """A transport with ``workers`` threads that copy. Subclasses connect."""
+    """A transport whose ``workers`` copy. Subclasses connect."""
 
-    at_once = 0
-    """Writes of so many bytes are copied by `write` itself."""
-
-    def __init__(self, instance: str, workers: int = 0) -> None:
+    def __init__(self, instance: str, workers: Workers) -> None:
         self.instance = instance
         self.table = RegionTable()
-        self._workers = workers or min(MOST_WORKERS, _processors())
-        self._tickets = Tickets()
+        self._workers = workers
+        self._lock = threading.Lock()
         self._peers: set[MappedPeer] = set()
-        self._queue: deque[Job] = deque()
-        lock = threading.RLock()
-        self._work_left = threading.Condition(lock)
-        """A job was queued."""
-        self._changed = threading.Condition(lock)
-        """A job is over."""
-        self._threads: list[threading.Thread] = []
         self._closing = False
 
     def register(self, regions: Sequence[Region]) -> None:
@@ -111,12 +42,16 @@ class MappedTransport(Transport):
     def connect(self, descriptor: bytes) -> RemotePeer:
         """As `Transport.connect`."""
         peer = self._attach(descriptor)
-        with self._changed:
-            if not self._closing:
+        try:
+            self._workers.attach(peer)
+            with self._lock:
+                if self._closing:
+                    raise TransportError("the transport is closed; nothing can be connected any more")
                 self._peers.add(peer)
-                return peer
-        peer.release()
-        raise TransportError("the transport is closed; nothing can be connected any more")
+        except BaseException:
+            peer.release()
+            raise
+        return peer
 
     @abc.abstractmethod
     def _attach(self, descriptor: bytes) -> MappedPeer:
@@ -126,34 +61,18 @@ class MappedTransport(Transport):
         """As `Transport.write`."""
         if not isinstance(peer, MappedPeer):
             raise TransportError(f"{peer!r} was not connected by the {self.name} transport")
-        checked = check_write(transfers, self.table.nbytes, peer.nbytes, peer.instance)
-        job = Job(ticket, peer, checked, self._workers)
-        with self._changed:
-            if peer not in self._peers:
-                raise TransportError(f"peer {peer.instance} is disconnected; connect again")
-            self._tickets.open(ticket)
-            taken = []
-            if checked:
-                peer.jobs.add(job)
-            if job.nbytes <= self.at_once:
-                while not job.handed_out:
-                    taken.append(self._take(job))
-            elif checked:
-                self._queue.append(job)
-                self._start_threads()
-                self._work_left.notify(1 + job.nbytes // CHUNK)
-        for chunk in taken:
-            self._run(job, *chunk)
-        if not checked:
-            self._tickets.end(ticket)
+        checked = check_write(transfers, self.table.nbytes, peer.nbytes, peer.instance, keep=False)
+        if peer not in self._peers:
+            raise TransportError(f"peer {peer.instance} is disconnected; connect again")
+        self._workers.submit(peer, checked, ticket, self.table.bases)
 
     def poll(self) -> list[Completion]:
         """As `Transport.poll`."""
-        return self._tickets.drain()
+        return self._workers.drain()
 
     def set_waker(self, wake: Callable[[], None]) -> None:
         """As `Transport.set_waker`."""
-        self._tickets.set_waker(wake)
+        self._workers.set_waker(wake)
 
     def disconnect(self, peer: RemotePeer) -> None:
         """As `Transport.disconnect`; returns when no copy to the peer is in progress."""
@@ -162,93 +81,19 @@ class MappedTransport(Transport):
 
     def close(self) -> None:
         """As `Transport.close`."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             peers = list(self._peers)
-        self._tickets.close()
+        self._workers.refuse()
         for peer in peers:
             self._drop(peer, "the transport was closed before the write was over")
-        with self._changed:
-            self._work_left.notify_all()
-            self._changed.notify_all()
-            threads, self._threads = self._threads, []
-        for thread in threads:
-            thread.join()
+        self._workers.close()
 
     def _drop(self, peer: MappedPeer, reason: str) -> None:
-        with self._changed:
-            self._peers.discard(peer)
-            for job in list(peer.jobs):
-                self._fail(job, reason)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not peer.jobs)
-            if peer.released:
+        # Two that drop a peer at once both wait until it is quiet; one of them releases it.
+        self._workers.forget(peer, reason)
+        with self._lock:
+            if peer not in self._peers:
                 return
-            peer.released = True
+            self._peers.discard(peer)
         peer.release()
-
-    def _start_threads(self) -> None:
-        while len(self._threads) < self._workers:
-            name = f"kvbaton-{self.name}-copy-{len(self._threads)}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _prepare(self, job: Job) -> str:
-        """Called once by a worker, before the first chunk of a job; an error ends the job."""
-        return ""
-
-    def _work(self) -> None:
-        while True:
-            with self._work_left:
-                self._work_left.wait_for(lambda: self._queue or self._closing)
-                if not self._queue:
-                    return
-                job = self._queue[0]
-                chunk = self._take(job)
-                if job.handed_out:
-                    self._queue.popleft()
-            self._run(job, *chunk)
-
-    def _take(self, job: Job) -> tuple[bool, Transfer, int, int]:
-        """Whether it is the job's first chunk, and the chunk. The lock is held; `_run` must follow."""
-        first, job.started = not job.started, True
-        job.running += 1
-        return first, *job.next_chunk()
-
-    def _run(self, job: Job, first: bool, transfer: Transfer, begin: int, end: int) -> None:
-        """Copy a chunk that was taken. Without the lock."""
-        try:
-            error = (self._prepare(job) if first else "") or job.error
-            error = error or self._copy(job.peer, transfer, begin, end)
-        except Exception as raised:  # a worker that dies would leave its ticket open for ever
-            error = f"the copy failed: {type(raised).__name__}: {raised}"
-        with self._changed:
-            job.running -= 1
-            if error:
-                self._fail(job, error)
-            else:
-                self._end_if_over(job)
-
-    def _copy(self, peer: MappedPeer, transfer: Transfer, begin: int, end: int) -> str:
-        error = peer.enter()
-        if error:
-            return error
-        try:
-            copy_boxes(transfer, self.table.bases, peer.bases, begin=begin, end=end)
-        finally:
-            peer.leave()
-        return ""
-
-    def _fail(self, job: Job, error: str) -> None:
-        job.error = job.error or error
-        if job in self._queue:
-            self._queue.remove(job)
-        self._end_if_over(job)
-
-    def _end_if_over(self, job: Job) -> None:
-        """End the ticket when no worker is inside it and none will be. The lock is held."""
-        if job.handed_out and not job.running and job in job.peer.jobs:
-            job.peer.jobs.discard(job)
-            self._tickets.end(job.ticket, job.error)
-            self._changed.notify_all()

@@ -59,6 +59,11 @@ class ProcessWatch:
             self._dead = True
             self.close()
 
+    @property
+    def descriptor(self) -> int:
+        """A pidfd that is readable once the process has ended; -1 where the system has none, or it is closed."""
+        return self._descriptor
+
     def dead(self) -> bool:
         """Whether every thread of the process has ended. Once True, always True."""
         with self._lock:

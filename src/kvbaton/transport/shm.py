@@ -17,9 +17,10 @@ from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import AttachedMemory, SharedMemoryKey
 from kvbaton.plan.boxes import Int64s
 from kvbaton.transport.base import Capabilities
-from kvbaton.transport.mapped import AT_ONCE, MappedPeer, MappedTransport
+from kvbaton.transport.mapped import MappedTransport, fastest_workers
 from kvbaton.transport.process import ProcessKey, ProcessWatch
 from kvbaton.transport.table import MAX_DESCRIPTOR
+from kvbaton.transport.workers import AT_ONCE, MappedPeer
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 
@@ -50,6 +51,7 @@ class ShmPeer(MappedPeer):
         super().__init__(instance, bases, nbytes)
         self._files = files
         self._watch = watch
+        self.descriptor = watch.descriptor
 
     def enter(self) -> str:
         """As `MappedPeer.enter`."""
@@ -66,13 +68,12 @@ class ShmTransport(MappedTransport):
     """Copies into the shared memory of another process of this host."""
 
     name = "shm"
-    at_once = AT_ONCE
     capabilities = Capabilities(
         mapped=True, cross_host=False, memory_kinds=frozenset({"host"}), needs_shared_memory=True
     )
 
     def __init__(self, instance: str, *, workers: int = 0) -> None:
-        super().__init__(instance, workers)
+        super().__init__(instance, fastest_workers("kvbaton-shm", workers, AT_ONCE))
         self._process = ProcessKey.own()
         self._admitted: dict[str, ProcessWatch] = {}
         self._admitted_lock = threading.Lock()

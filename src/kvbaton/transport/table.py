@@ -35,11 +35,13 @@ class RegionTable:
         return cls(regions)
 
 
-def check_write(transfers: Sequence[Transfer], local: Int64s, remote: Int64s, peer: str) -> list[Transfer]:
+def check_write(
+    transfers: Sequence[Transfer], local: Int64s, remote: Int64s, peer: str, *, keep: bool = True
+) -> list[Transfer]:
     """The transfers that move something, checked against the lengths of the regions of both sides.
 
-    Their units are copies, so that the caller may use its arrays again. Raises `RowsError` for what is outside the
-    local regions, `TransportError` for what is outside the peer's.
+    To ``keep`` them for later, their units are copies, so that the caller may use its arrays again. Raises `RowsError`
+    for what is outside the local regions, `TransportError` for what is outside the peer's.
     """
     checked = []
     for boxes, source_units, destination_units in transfers:
@@ -51,5 +53,8 @@ def check_write(transfers: Sequence[Transfer], local: Int64s, remote: Int64s, pe
         except RowsError as error:
             raise TransportError(f"the write is outside the regions of peer {peer}: {error}") from error
         if nbytes:
-            checked.append(Transfer(boxes.pick(), source_units.copy(), destination_units.copy()))
+            units = (
+                each.copy() if keep or not each.flags.carray else each for each in (source_units, destination_units)
+            )
+            checked.append(Transfer(boxes.pick(), *units))
     return checked

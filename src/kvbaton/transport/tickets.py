@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kvbaton.errors import TransportError
 from kvbaton.transport.base import Completion
@@ -20,7 +20,7 @@ class Tickets:
         self._closed = False
 
     def set_waker(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` whenever `drain` has something new; at once if it has already."""
+        """Call ``wake`` whenever `drain` begins to have something new; at once if it has already."""
         with self._lock:
             self._wake = wake
             waiting = bool(self._ended)
@@ -42,10 +42,16 @@ class Tickets:
             if ticket not in self._outstanding:
                 return
             self._outstanding.discard(ticket)
+            # Who was woken for one that still waits takes this one with it.
+            wake = None if self._ended else self._wake
             self._ended.append(Completion(ticket, error))
-            wake = self._wake
         if wake is not None:
             wake()
+
+    def withdraw(self, tickets: Iterable[int]) -> None:
+        """Forget tickets that never began, or whose ends are reported by somebody else."""
+        with self._lock:
+            self._outstanding.difference_update(tickets)
 
     def drain(self) -> list[Completion]:
         """The tickets that ended since the last call."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from ctypes import c_char
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
 from kvbaton.transport.fabric.base import Writes
 from kvbaton.transport.fabric.options import FabricOptions
+
+Flags = npt.NDArray[np.bool_]
 
 AREA = 0
 """The fabric's number of the region that holds the slabs: first those that peers write into, then those of staging."""
@@ -36,8 +40,6 @@ class Area(NamedTuple):
     @classmethod
     def of(cls, region: Region, options: FabricOptions) -> Area:
         """The slabs in ``region``, which is host memory of ``options.area_bytes`` bytes."""
-        from ctypes import c_char
-
         view = memoryview((c_char * region.nbytes).from_address(region.address)).cast("B")
         return cls(region, view, options)
 
@@ -58,6 +60,11 @@ def numbers_of(nbytes: Int64s) -> Int64s:
     filled = nbytes > 0
     numbers: Int64s = np.where(filled, np.cumsum(filled) + AREA, -1)
     return numbers
+
+
+def on_host(kinds: Iterable[str]) -> Flags:
+    """Which regions are host memory, which the CPU can pack and unpack."""
+    return np.array([kind == "host" for kind in kinds], dtype=np.bool_)
 
 
 def fabric_regions(area: Area, regions: Sequence[Region]) -> list[Region]:

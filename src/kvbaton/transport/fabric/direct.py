@@ -9,8 +9,8 @@ import numpy as np
 from kvbaton.plan.boxes import Int64s, Transfer
 from kvbaton.transport.fabric.base import FabricLimits, Writes
 
-PIECES = 1 << 18
-"""Pieces that are computed at a time, about."""
+PIECES = 1 << 16
+"""Pieces that are computed at a time, about: some milliseconds."""
 
 
 def direct_writes(
@@ -28,19 +28,6 @@ def direct_writes(
             chosen = slice(first, first + step)
             part = Transfer(transfer.boxes, transfer.source_units[chosen], transfer.destination_units[chosen])
             yield from _cut(*_merged(*_pieces(part)), local_numbers, remote_numbers, limits)
-
-
-def count_runs(transfer: Transfer) -> int:
-    """About how many writes a transfer makes when rows that follow each other on both sides are one."""
-    boxes, source_units, destination_units = transfer
-    pieces, run = boxes.shape[:, 0] * boxes.shape[:, 1], boxes.shape[:, 2]
-    follow = pieces == 1
-    for side in (boxes.source, boxes.destination):
-        unit_stride = np.where(side[:, 3] == 1, side[:, 2], side[:, 4])
-        follow &= (unit_stride == run) & (side[:, 2] == side[:, 3] * run)
-    breaks = (np.diff(source_units) != 1) | (np.diff(destination_units) != 1)
-    followed = int(follow.sum())
-    return followed * (1 + int(np.count_nonzero(breaks))) + int(pieces[~follow].sum()) * len(source_units)
 
 
 def _pieces(transfer: Transfer) -> tuple[Int64s, Int64s, Int64s, Int64s]:

@@ -15,10 +15,10 @@ from kvbaton.errors import TransportError
 from kvbaton.plan.boxes import Int64s
 from kvbaton.transport.base import RemotePeer
 from kvbaton.transport.fabric import side
-from kvbaton.transport.fabric.area import Area, one_write
+from kvbaton.transport.fabric.area import Area, Flags, one_write
 from kvbaton.transport.fabric.base import FabricPeer, Writes
 from kvbaton.transport.fabric.loads import Load, announce, pack
-from kvbaton.transport.fabric.pump import Pump
+from kvbaton.transport.fabric.pump import Pump, keep_alive
 from kvbaton.transport.table import RegionTable
 from kvbaton.transport.tickets import Tickets
 
@@ -35,11 +35,25 @@ RECEIVE_BYTES = 1 << 16
 OPEN, DRAINING, LEAVING, OVER = range(4)
 
 
-class Grant(NamedTuple):
-    """What the peer lets this process write into: slabs by number, each of so many bytes."""
+class Remote(NamedTuple):
+    """What a peer is, and what it lets this process write into."""
 
+    instance: str
+    connection: int
+    """The number that this process gave the connection."""
+    fabric: FabricPeer
+    regions: Int64s
+    """Lengths of its regions."""
+    numbers: Int64s
+    """The fabric's number of each."""
+    host: Flags
+    """Which of them are host memory."""
+    exposed: bool
+    """Whether the fabric may write into them."""
     slabs: tuple[int, ...]
+    """The slabs that it granted, by number."""
     slab_bytes: int
+    """Bytes of each of them."""
 
 
 class Write:
@@ -79,23 +93,23 @@ class Link(RemotePeer):
         self,
         pump: Pump,
         sock: socket.socket,
-        described: side.FabricDescriptor,
-        grant: Grant,
-        fabric_peer: FabricPeer,
+        remote: Remote,
         area: Area,
         table: RegionTable,
         tickets: Tickets,
+        over: deque[int],
     ) -> None:
-        self.instance = described.instance
+        self.instance = remote.instance
+        self.remote = remote
         self._pump = pump
         self._sock = sock
-        self._peer = fabric_peer
+        self._peer = remote.fabric
         self._area = area
         self._table = table
-        self._bases: Int64s = table.bases
         self._tickets = tickets
-        self._slab_bytes = grant.slab_bytes
-        self._credits = deque(grant.slabs)
+        self._over = over
+        """Where connections are noted for which the library does nothing any more."""
+        self._credits = deque(remote.slabs)
         self._announced: dict[int, Write] = {}
         """By slab: what the peer has not acknowledged."""
         self._queue: deque[Write] = deque()
@@ -127,7 +141,8 @@ class Link(RemotePeer):
     def stop(self, reason: str) -> None:
         """Let go of the peer; returns when nothing here reads or writes memory for it any more."""
         if self._pump.call(lambda: self._drain(reason)) and not self._ended.wait(STOP_SECONDS):
-            logger.error("peer %s: the library does not come back; its memory must not be freed", self.instance)
+            keep_alive((self._table, self._area))
+            logger.error("peer %s: the library does not come back; the memory that it reads is kept", self.instance)
 
     def ask_to_stop(self, reason: str) -> None:
         """Begin what `stop` waits for."""
@@ -210,10 +225,14 @@ class Link(RemotePeer):
         if write.posts is not None and self._direct_posts < DIRECT_POSTS:
             self._post_direct(write, write.posts)
             return True
-        if write.load is not None and self._credits and self._pump.staging:
+        if write.load is None or not self._credits:
+            return False
+        if self._pump.staging:
             self._post_load(write, write.load)
             return True
-        return False
+        if self._pump.idle:
+            write.fail("writes to peers that are gone hold all staging slabs; restart this process")
+        return self._pump.idle
 
     def _post_direct(self, write: Write, posts: Writes) -> None:
         write.posts = None
@@ -243,11 +262,11 @@ class Link(RemotePeer):
         begin = self._area.staging(staging)
         view = self._area.view[begin : begin + self._area.options.slab_bytes]
         try:
-            nbytes = pack(load, self._bases, view)
+            nbytes = pack(load, self._table.bases, view)
         except Exception as error:
             ended(f"packing failed: {type(error).__name__}: {error}")
             return
-        self._post(one_write(begin, slab * self._slab_bytes, nbytes), ended)
+        self._post(one_write(begin, slab * self.remote.slab_bytes, nbytes), ended)
 
     def _post(self, writes: Writes, ended: Callable[[str], None]) -> None:
         try:
@@ -309,6 +328,7 @@ class Link(RemotePeer):
         self._queue.clear()
         if self._pump.let_go(self, self._peer, (self._table, self._area)):
             self._out += side.FAREWELL
+            self._over.append(self.remote.connection)
         for write in list(self._outstanding.values()):
             self._end_if_over(write)
         with contextlib.suppress(OSError):

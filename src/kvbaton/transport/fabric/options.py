@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from kvbaton.errors import ConfigurationError
-from kvbaton.transport.executor import ExecutorOption
+from kvbaton.transport.executor import ExecutorOption, executor_option
 
-EXECUTORS = ("auto", "packed", "direct")
 ALIGNMENT = 4096
 _SIZE = re.compile(r"(\d+)\s*(|[KMG]iB)")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -35,11 +34,8 @@ class FabricOptions(NamedTuple):
     def take(cls, options: Mapping[str, str]) -> tuple[FabricOptions, dict[str, str]]:
         """The generic options out of ``options``, and the others. Raises `ConfigurationError` for a bad value."""
         rest = dict(options)
-        executor = rest.pop("executor", cls().executor)
-        if executor not in EXECUTORS:
-            raise ConfigurationError(f"executor {executor!r} is none of {', '.join(EXECUTORS)}")
         taken = cls(
-            cast(ExecutorOption, executor),
+            executor_option(rest.pop("executor", cls().executor)),
             _count("slabs", rest),
             _count("slabs_per_peer", rest),
             _count("staging_slabs", rest),

@@ -8,28 +8,29 @@ slab back. A direct write goes into the peer's rows without the peer's help, and
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from kvbaton.address import Endpoint, advertised
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
-from kvbaton.plan.boxes import Int64s, Transfer
+from kvbaton.plan.boxes import Transfer
 from kvbaton.transport.base import Capabilities, Completion, RemotePeer, Transport
 from kvbaton.transport.dial import CONNECT_SECONDS, listen, reach
-from kvbaton.transport.executor import choose_executor
+from kvbaton.transport.executor import choose_for
 from kvbaton.transport.fabric import side
-from kvbaton.transport.fabric.area import Area, fabric_regions, numbers_of, pages
+from kvbaton.transport.fabric.area import Area, fabric_regions, numbers_of, on_host, pages
 from kvbaton.transport.fabric.base import Fabric
 from kvbaton.transport.fabric.costs import costs_of
-from kvbaton.transport.fabric.direct import count_runs, direct_writes
-from kvbaton.transport.fabric.link import Grant, Link
+from kvbaton.transport.fabric.direct import direct_writes
+from kvbaton.transport.fabric.link import Link, Remote
 from kvbaton.transport.fabric.loads import cut_loads, load_bytes
 from kvbaton.transport.fabric.options import FabricOptions
 from kvbaton.transport.fabric.pump import Pump
@@ -40,21 +41,6 @@ from kvbaton.transport.tickets import Tickets
 from kvbaton.transport.wire import MAX_INSTANCE, TOKEN_BYTES, Dialect
 
 HOST = frozenset({"host"})
-Flags = npt.NDArray[np.bool_]
-
-
-class FabricPeerLink(Link):
-    """A connected peer, and what can be done with it."""
-
-    regions: Int64s
-    """Lengths of its regions."""
-    numbers: Int64s
-    """The fabric's number of each."""
-    exposed: bool
-    host: Flags
-    """Which of its regions are host memory."""
-    slab_bytes: int
-    """The largest load that fits both sides' slabs and the fabric."""
 
 
 class FabricTransport(Transport):
@@ -104,9 +90,10 @@ class FabricTransport(Transport):
         )
         address = Endpoint.parse(bind, default_port=0)
         self.host = advertised(address.host, advertise or None)
+        listener = listen(address.host, address.port or 0)
         self.table = RegionTable()
         self._numbers = numbers_of(self.table.nbytes)
-        self._host = np.zeros(0, dtype=np.bool_)
+        self._host = on_host(())
         self._allocate = allocate
         self._area: Area | None = None
         self._token = secrets.token_bytes(TOKEN_BYTES)
@@ -114,9 +101,11 @@ class FabricTransport(Transport):
         self._tickets = Tickets()
         self._pump = Pump(fabric, instance, self.options.staging_slabs)
         self._lock = threading.Lock()
-        self._links: set[FabricPeerLink] = set()
+        self._links: set[Link] = set()
+        self._numbers_of_connections = itertools.count()
+        self._over: dict[str, deque[int]] = {}
+        """By peer: connections for which the library does nothing any more; the latest of them."""
         self._closed = False
-        listener = listen(address.host, address.port or 0)
         self.port: int = listener.getsockname()[1]
         self._receiver = FabricReceiver(
             listener, self._dialect, instance, self._token, fabric.revoke, self.options.quarantine_seconds
@@ -126,12 +115,12 @@ class FabricTransport(Transport):
         """As `Transport.register`. With the executor "packed" the fabric learns of the slabs only."""
         self.table = RegionTable.of_kinds(regions, self.capabilities.memory_kinds, self.name)
         self._numbers = numbers_of(self.table.nbytes)
-        self._host = _host_of(region.kind for region in regions)
+        self._host = on_host(region.kind for region in regions)
         self._area = Area.of(self._allocate(self.options.area_bytes), self.options)
         exposed = self.capabilities.one_sided
         self.fabric.register(fabric_regions(self._area, regions if exposed else ()))
         self._receiver.table = self.table
-        self._receiver.set_up(self._area, self.fabric.describe, exposed=exposed)
+        self._receiver.set_up(self._area, self.fabric.describe(), exposed=exposed)
 
     def describe(self) -> bytes:
         """As `Transport.describe`. Raises `TransportError` if there are too many regions for a descriptor."""
@@ -167,29 +156,41 @@ class FabricTransport(Transport):
         link.stop("the transport was closed")
         raise TransportError("the transport is closed; nothing can be connected any more")
 
-    def _link(self, sock: socket.socket, described: side.FabricDescriptor, area: Area) -> FabricPeerLink:
-        direct = self.capabilities.one_sided
-        welcome = self._hello(sock, described.instance, direct)
+    def _link(self, sock: socket.socket, described: side.FabricDescriptor, area: Area) -> Link:
+        connection = next(self._numbers_of_connections)
+        over = self._over.setdefault(described.instance, deque(maxlen=side.MAX_OVER))
+        welcome = self._hello(sock, described.instance, connection, tuple(over))
+        if len(welcome.kinds) != len(described.regions):
+            raise TransportError(
+                f"peer {described.instance} has {len(described.regions)} regions, but told the kinds of "
+                f"{len(welcome.kinds)} regions; get its new descriptor"
+            )
         if self.options.executor == "direct" and not welcome.exposed:
             raise TransportUnavailable(
                 f"peer {described.instance} takes packed writes only, but here executor is direct; set both to the same"
             )
         fabric_peer = self.fabric.connect(welcome.fabric, described.instance)
         nbytes = np.array(described.regions, dtype=np.int64)
-        grant = Grant(welcome.slabs, welcome.slab_bytes)
-        link = FabricPeerLink(self._pump, sock, described, grant, fabric_peer, area, self.table, self._tickets)
-        link.regions, link.numbers, link.exposed = nbytes, numbers_of(nbytes), welcome.exposed
-        link.host = _host_of(welcome.kinds)
-        link.slab_bytes = min(self.options.slab_bytes, welcome.slab_bytes, self.fabric.limits.write_bytes)
-        return link
+        remote = Remote(
+            described.instance,
+            connection,
+            fabric_peer,
+            nbytes,
+            numbers_of(nbytes),
+            on_host(welcome.kinds),
+            welcome.exposed,
+            welcome.slabs,
+            welcome.slab_bytes,
+        )
+        return Link(self._pump, sock, remote, area, self.table, self._tickets, over)
 
-    def _hello(self, sock: socket.socket, peer: str, direct: bool) -> side.Welcome:
+    def _hello(self, sock: socket.socket, peer: str, connection: int, over: tuple[int, ...]) -> side.Welcome:
         process = None
         with contextlib.suppress(TransportUnavailable):
             process = ProcessKey.own()
         try:
             sock.settimeout(CONNECT_SECONDS)
-            side.send(sock, side.Hello(direct, process))
+            side.send(sock, side.Hello(self.capabilities.one_sided, process, connection, over))
             welcome = side.read(sock, side.Welcome, side.MAX_WELCOME)
         except (OSError, EOFError, ValueError) as error:
             raise TransportUnavailable(f"peer {peer} did not let this process in: {error}") from error
@@ -207,41 +208,32 @@ class FabricTransport(Transport):
 
     def write(self, peer: RemotePeer, transfers: Sequence[Transfer], ticket: int) -> None:
         """As `Transport.write`. Raises `TransportError` for memory that the chosen way cannot reach."""
-        if not isinstance(peer, FabricPeerLink):
+        if not isinstance(peer, Link):
             raise TransportError(f"{peer!r} was not connected by the {self.name} transport")
-        checked = check_write(transfers, self.table.nbytes, peer.regions, peer.instance)
-        direct, packed = self._ways(peer, checked)
-        limit = load_bytes(sum(transfer.nbytes for transfer in packed), peer.slab_bytes)
-        peer.submit(
-            ticket,
-            direct_writes(direct, self._numbers, peer.numbers, self.fabric.limits),
-            cut_loads(packed, limit),
-        )
+        remote = peer.remote
+        checked = check_write(transfers, self.table.nbytes, remote.regions, peer.instance)
+        direct, packed = self._ways(remote, checked)
+        slab = min(self.options.slab_bytes, remote.slab_bytes)
+        loads = cut_loads(packed, load_bytes(sum(transfer.nbytes for transfer in packed), slab))
+        peer.submit(ticket, direct_writes(direct, self._numbers, remote.numbers, self.fabric.limits), loads)
 
-    def _ways(self, peer: FabricPeerLink, transfers: list[Transfer]) -> tuple[list[Transfer], list[Transfer]]:
+    def _ways(self, remote: Remote, transfers: list[Transfer]) -> tuple[list[Transfer], list[Transfer]]:
         """Those that go piece by piece, and those that go packed."""
         direct: list[Transfer] = []
         packed: list[Transfer] = []
         for transfer in transfers:
-            can_pack = self._on_host(peer, transfer)
-            can_go_direct = self.capabilities.one_sided and peer.exposed and transfer.boxes.cast is None
+            boxes = transfer.boxes
+            can_pack = self._host[boxes.source[:, 0]].all() and remote.host[boxes.destination[:, 0]].all()
+            can_go_direct = self.capabilities.one_sided and remote.exposed and boxes.cast is None
             if not can_pack and not can_go_direct:
                 raise TransportError(
-                    f"a write to peer {peer.instance} moves device memory, which here goes piece by piece only: "
+                    f"a write to peer {remote.instance} moves device memory, which here goes piece by piece only: "
                     "both sides need the executor direct or auto, and no cast"
                 )
             if can_pack and can_go_direct:
-                chosen = choose_executor(
-                    self.capabilities, count_runs(transfer), transfer.nbytes, self.options.executor
-                )
-                can_go_direct = chosen.name == "direct"
+                can_go_direct = choose_for(transfer, self.capabilities, self.options.executor).name == "direct"
             (direct if can_go_direct else packed).append(transfer)
         return direct, packed
-
-    def _on_host(self, peer: FabricPeerLink, transfer: Transfer) -> bool:
-        """Whether the CPU reaches both sides of a transfer, as packing needs."""
-        boxes = transfer.boxes
-        return bool(self._host[boxes.source[:, 0]].all() and peer.host[boxes.destination[:, 0]].all())
 
     def poll(self) -> list[Completion]:
         """As `Transport.poll`."""
@@ -253,7 +245,7 @@ class FabricTransport(Transport):
 
     def disconnect(self, peer: RemotePeer) -> None:
         """As `Transport.disconnect`; waits up to a second for what is under way, and as long as the library needs."""
-        if isinstance(peer, FabricPeerLink):
+        if isinstance(peer, Link):
             with self._lock:
                 self._links.discard(peer)
             peer.stop(f"disconnected from peer {peer.instance} before the write was over")
@@ -290,7 +282,3 @@ class FabricTransport(Transport):
     def counters(self) -> dict[str, int]:
         """How often the port refused something, by reason: as tcp's, and slabs."""
         return dict(self._receiver.counters)
-
-
-def _host_of(kinds: Iterable[str]) -> Flags:
-    return np.array([kind == "host" for kind in kinds], dtype=np.bool_)
