@@ -23,7 +23,7 @@ def check_examples(examples: int, seed: int, *, processes: int = 1, json_to: str
     ``json_to`` is the file that the figures are written to, or ``-`` for standard output and nothing else there. Raises
     `ConfigurationError` where Hypothesis is not installed, and where the file cannot be written.
     """
-    _check_target(json_to)
+    check_target(json_to)
     started = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
@@ -35,7 +35,7 @@ def check_examples(examples: int, seed: int, *, processes: int = 1, json_to: str
 
         outcome = check_layouts(examples, seed, processes=processes, progress=progress)
     figures = as_json(outcome, examples, seed, time.monotonic() - started)
-    _write(figures, json_to)
+    write_json(figures, json_to)
     if json_to != "-":
         _show(outcome, figures)
     return outcome.failure is None
@@ -46,13 +46,13 @@ def check_example(name: str, *, json_to: str = "") -> bool:
 
     Raises `ConfigurationError` where ``name`` names none, and where the file cannot be written.
     """
-    _check_target(json_to)
+    check_target(json_to)
     world = world_of(to_choices(name))
     started = time.monotonic()
     report = check_world(world)
     failure = None if report.ok else Failure(world.text(), name, report.problems, 0)
     outcome = Outcome(int(report.ok), report.pairs, report.pieces, report.nbytes, failure=failure)
-    _write(as_json(outcome, 1, None, time.monotonic() - started), json_to)
+    write_json(as_json(outcome, 1, None, time.monotonic() - started), json_to)
     if json_to != "-":
         print(failure.text() if failure else f"{world.text()}\n\nnothing is wrong")
     return report.ok
@@ -82,13 +82,14 @@ def as_json(outcome: Outcome, examples: int, seed: int | None, seconds: float) -
     }
 
 
-def _check_target(json_to: str) -> None:
+def check_target(json_to: str) -> None:
     """Raise `ConfigurationError` where the figures could not be written once they are there."""
     if json_to not in ("", "-") and Path(json_to).is_dir():
         raise ConfigurationError(f"--json {json_to} is a folder; name a file in it, or - for standard output")
 
 
-def _write(figures: dict[str, Any], json_to: str) -> None:
+def write_json(figures: Any, json_to: str) -> None:
+    """Write figures to a file, or to standard output for ``-``; nothing without a name. Raises `ConfigurationError`."""
     text = json.dumps(figures, indent=2) + "\n"
     if json_to == "-":
         sys.stdout.write(text)

@@ -12,11 +12,6 @@ import typer
 app = typer.Typer(no_args_is_help=True)
 
 
-@app.callback()
-def check() -> None:
-    """Keep ``layouts`` a subcommand: typer would fold a single one away."""
-
-
 @app.command()
 def layouts(
     examples: Annotated[int, typer.Option(min=1, help="Pairs of layouts to check.")] = 2000,
@@ -41,6 +36,40 @@ def layouts(
         with tempfile.TemporaryDirectory() as folder, _storage(folder):
             passed = check_examples(examples, chosen, processes=processes, json_to=json)
     raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
+def transports(
+    only: Annotated[str, typer.Option(help="Transports to check, separated by commas; else all.")] = "",
+    checks: Annotated[str, typer.Option(help="Checks to run, separated by commas; else all.")] = "",
+    option: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="NAME=VALUE for transports over a vendor's library; may be repeated."),
+    ] = None,
+    factory: Annotated[str, typer.Option(help="module:callable that makes a transport for an instance id.")] = "",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a check waits for one thing.")] = 20.0,
+    json: Annotated[str, typer.Option(help="Where the results are written as JSON; - is standard output.")] = "",
+) -> None:
+    """Check what transports promise: the conformance suite, on every transport that this machine has.
+
+    Both ends run in one process. The exit code is 1 if a promise is broken, or if a transport that was asked for is
+    not there.
+    """
+    from kvbaton.check.transport_report import check_transports
+
+    asked = [name.strip() for name in only.split(",") if name.strip()]
+    wanted = [name.strip() for name in checks.split(",") if name.strip()]
+    passed = check_transports(asked, wanted, _options(option or []), factory, timeout, json)
+    raise typer.Exit(0 if passed else 1)
+
+
+def _options(given: list[str]) -> dict[str, str]:
+    from kvbaton.errors import ConfigurationError
+
+    for text in given:
+        if "=" not in text:
+            raise ConfigurationError(f"--option {text}: write it as NAME=VALUE")
+    return dict(text.split("=", 1) for text in given)
 
 
 @contextlib.contextmanager

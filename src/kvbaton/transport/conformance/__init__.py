@@ -44,16 +44,16 @@ class Conformance(ContentChecks, LifeChecks, LoadChecks):
         """Run one check. Raises `PromiseBroken`, or `NotApplicable` with what is missing."""
         getattr(self, f"check_{name}")()
 
+    def outcome(self, name: str) -> Outcome:
+        """Run one check and say how it went; never raises for a broken promise."""
+        try:
+            self.run(name)
+        except NotApplicable as missing:
+            return Outcome(name, "skipped", str(missing))
+        except Exception as error:
+            return Outcome(name, "broken", f"{type(error).__name__}: {error}")
+        return Outcome(name, "kept")
+
     def run_all(self) -> list[Outcome]:
         """Run all checks; never raises for a broken promise."""
-        outcomes = []
-        for name in self.names():
-            try:
-                self.run(name)
-            except NotApplicable as missing:
-                outcomes.append(Outcome(name, "skipped", str(missing)))
-            except Exception as error:
-                outcomes.append(Outcome(name, "broken", f"{type(error).__name__}: {error}"))
-            else:
-                outcomes.append(Outcome(name, "kept"))
-        return outcomes
+        return [self.outcome(name) for name in self.names()]

@@ -18,7 +18,7 @@ from kvbaton.transport.fabric import side
 from kvbaton.transport.fabric.area import Area, Flags, one_write
 from kvbaton.transport.fabric.base import FabricPeer, Writes
 from kvbaton.transport.fabric.loads import Load, announce, pack
-from kvbaton.transport.fabric.pump import Pump
+from kvbaton.transport.fabric.pump import Pump, keep_alive
 from kvbaton.transport.table import RegionTable
 from kvbaton.transport.tickets import Tickets
 
@@ -39,6 +39,8 @@ class Remote(NamedTuple):
     """What a peer is, and what it lets this process write into."""
 
     instance: str
+    connection: int
+    """The number that this process gave the connection."""
     fabric: FabricPeer
     regions: Int64s
     """Lengths of its regions."""
@@ -95,6 +97,7 @@ class Link(RemotePeer):
         area: Area,
         table: RegionTable,
         tickets: Tickets,
+        over: deque[int],
     ) -> None:
         self.instance = remote.instance
         self.remote = remote
@@ -104,6 +107,8 @@ class Link(RemotePeer):
         self._area = area
         self._table = table
         self._tickets = tickets
+        self._over = over
+        """Where connections are noted for which the library does nothing any more."""
         self._credits = deque(remote.slabs)
         self._announced: dict[int, Write] = {}
         """By slab: what the peer has not acknowledged."""
@@ -136,7 +141,8 @@ class Link(RemotePeer):
     def stop(self, reason: str) -> None:
         """Let go of the peer; returns when nothing here reads or writes memory for it any more."""
         if self._pump.call(lambda: self._drain(reason)) and not self._ended.wait(STOP_SECONDS):
-            logger.error("peer %s: the library does not come back; its memory must not be freed", self.instance)
+            keep_alive((self._table, self._area))
+            logger.error("peer %s: the library does not come back; the memory that it reads is kept", self.instance)
 
     def ask_to_stop(self, reason: str) -> None:
         """Begin what `stop` waits for."""
@@ -219,10 +225,14 @@ class Link(RemotePeer):
         if write.posts is not None and self._direct_posts < DIRECT_POSTS:
             self._post_direct(write, write.posts)
             return True
-        if write.load is not None and self._credits and self._pump.staging:
+        if write.load is None or not self._credits:
+            return False
+        if self._pump.staging:
             self._post_load(write, write.load)
             return True
-        return False
+        if self._pump.idle:
+            write.fail("writes to peers that are gone hold all staging slabs; restart this process")
+        return self._pump.idle
 
     def _post_direct(self, write: Write, posts: Writes) -> None:
         write.posts = None
@@ -318,6 +328,7 @@ class Link(RemotePeer):
         self._queue.clear()
         if self._pump.let_go(self, self._peer, (self._table, self._area)):
             self._out += side.FAREWELL
+            self._over.append(self.remote.connection)
         for write in list(self._outstanding.values()):
             self._end_if_over(write)
         with contextlib.suppress(OSError):

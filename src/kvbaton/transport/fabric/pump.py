@@ -21,7 +21,11 @@ WAIT_SECONDS = 1e-3
 """How long the library may be waited for before commands and side channels are looked at again."""
 
 _KEPT: list[object] = []
-"""Memory that a library may still read: it lives as long as the process."""
+
+
+def keep_alive(memory: object) -> None:
+    """Never free ``memory``: a library may still read it."""
+    _KEPT.append(memory)
 
 
 class Driven(Protocol):
@@ -100,6 +104,11 @@ class Pump:
         self._woken.close()
 
     @property
+    def idle(self) -> bool:
+        """Whether no handle is under way that could give a staging slab back."""
+        return not self._handles
+
+    @property
     def full(self) -> bool:
         """Whether the library takes no more handles now."""
         return len(self._handles) + len(self._orphans) >= self.fabric.limits.posts
@@ -114,10 +123,10 @@ class Pump:
         """Disconnect a peer: all handles of ``owner`` end, or False: then ``keep`` is kept alive for ever."""
         try:
             gone = self.fabric.disconnect(peer)
+            self.poll()
         except Exception:
             logger.exception("%s: disconnecting peer %s failed", self.fabric.name, peer.name)
             gone = False
-        self.poll()
         left = [handle for handle, posted in self._handles.items() if posted.owner is owner]
         for handle in left:
             posted = self._handles.pop(handle)
@@ -126,7 +135,7 @@ class Pump:
             else:
                 self._orphans[handle] = posted
         if not gone:
-            _KEPT.append((self.fabric, keep))
+            keep_alive((self.fabric, keep))
             logger.error(
                 "%s could not take back %d writes to peer %s: the memory that they read stays allocated as long as "
                 "this process lives; restart it if that happens often",
@@ -180,19 +189,17 @@ class Pump:
                 commands, self._commands = self._commands, deque()
                 self._rung = False
                 stopping = self._stopping
-            for command in commands:
-                command()
             if stopping and not commands:
                 return
             try:
-                busy = self._turn(bool(commands))
+                for command in commands:
+                    command()
+                if not self._turn(bool(commands)) and self._handles:
+                    self.fabric.wait(WAIT_SECONDS)
             except Exception as error:
                 # A thread that dies would leave every ticket open for ever.
                 logger.exception("%s: the pump failed", self.fabric.name)
                 self._break_all(f"{self.fabric.name} failed: {type(error).__name__}: {error}")
-                continue
-            if self._handles and not busy:
-                self.fabric.wait(WAIT_SECONDS)
 
     def _turn(self, busy: bool) -> bool:
         """One look at everything; whether something happened. Sleeps if nothing is under way."""

@@ -21,7 +21,11 @@ HELLO_SECONDS = 5.0
 
 
 class FabricReceiver(Inbound):
-    """Serves the side channels of writers. ``set_up`` comes before the first of them knows where to connect."""
+    """Serves the side channels of writers. `set_up` comes before the first of them knows where to connect.
+
+    ``revoke`` is `Fabric.revoke`; ``quarantine_seconds`` as in `FabricOptions`. ``counters`` also counts slabs: writers
+    for whom there were none.
+    """
 
     def __init__(
         self,
@@ -33,20 +37,20 @@ class FabricReceiver(Inbound):
         quarantine_seconds: float,
     ) -> None:
         self._area: Area | None = None
-        self._describe: Callable[[], bytes] = bytes
+        self._described = b""
         self._exposed = False
         self._slabs = Slabs(0, 1)
         self._changed = threading.Condition()
         """Guards guests and slabs; notified when a guest leaves."""
         self._guests: dict[Connection, Guest] = {}
-        self._departed = Departed(quarantine_seconds, revoke)
+        self._departed = Departed(quarantine_seconds)
         self._revoke = revoke
         super().__init__(listener, dialect, instance, token)
 
-    def set_up(self, area: Area, describe: Callable[[], bytes], *, exposed: bool) -> None:
+    def set_up(self, area: Area, described: bytes, *, exposed: bool) -> None:
         """Give the slabs to grant, what writers need of the fabric, and whether the regions are exposed to it."""
         with self._changed:
-            self._area, self._describe, self._exposed = area, describe, exposed
+            self._area, self._described, self._exposed = area, described, exposed
             self._slabs = Slabs(area.options.slabs, area.options.slabs_per_peer)
 
     def fence(self, instance: str) -> bool:
@@ -63,7 +67,13 @@ class FabricReceiver(Inbound):
                 connection.sock.shutdown(socket.SHUT_WR)
         with self._changed:
             silent = self._changed.wait_for(lambda: not self._may_write(instance), 0 if known else GOODBYE_WAIT)
-        return quiet and (silent or self._revoke(instance))
+        if not quiet or silent:
+            return quiet
+        if not self._revoke(instance):
+            return False
+        with self._changed:
+            self._slabs.give_back(self._departed.forgive(instance))
+        return True
 
     def close(self) -> None:
         """As `Inbound.close`."""
@@ -118,10 +128,14 @@ class FabricReceiver(Inbound):
         if area is None:
             raise ValueError("a writer came before anything was registered")
         with self._changed:
+            self._slabs.give_back(self._departed.forgive(connection.instance, hello.over))
+            for guest in self._guests.values():
+                guest.left |= guest.instance == connection.instance and guest.connection in hello.over
             self._slabs.give_back(self._departed.settle())
             slabs = self._slabs.grant()
             if slabs:
-                guest = Guest(connection.instance, hello.direct and self._exposed, slabs, Death(hello.process))
+                direct = hello.direct and self._exposed
+                guest = Guest(connection.instance, hello.connection, direct, slabs, Death(hello.process))
                 self._guests[connection] = guest
             waiting = self._departed.slabs
         if not slabs:
@@ -134,7 +148,7 @@ class FabricReceiver(Inbound):
             return None
         try:
             kinds = tuple(region.kind for region in self.table.regions)
-            welcome = side.Welcome(self._describe(), self._exposed, area.options.slab_bytes, slabs, kinds)
+            welcome = side.Welcome(self._described, self._exposed, area.options.slab_bytes, slabs, kinds)
             side.send(connection.sock, welcome)
         finally:
             self.gate.leave(connection.instance)

@@ -29,6 +29,8 @@ from kvbaton.transport.wire import (
 
 VERSION = 1
 MAX_HELLO = 4096
+MAX_OVER = 64
+"""Connections that a hello speaks of."""
 MAX_WELCOME = 256 * 1024
 MAX_FABRIC = 48 * 1024
 """Bytes that an adapter's descriptor may have."""
@@ -54,10 +56,16 @@ class FabricDescriptor(msgspec.Struct, frozen=True, array_like=True, tag="fabric
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """What a writer says first. ``direct``: it may write into the regions; ``process``: by what its death is proven."""
+    """What a writer says first. ``direct``: it may write into the regions; ``process``: by what its death is proven.
+
+    ``connection`` is a number that it gives this connection; ``over`` are those of its connections for which its
+    library does nothing any more, in case that their goodbye was lost.
+    """
 
     direct: bool
     process: ProcessKey | None
+    connection: Annotated[int, msgspec.Meta(ge=0)] = 0
+    over: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True):

@@ -71,8 +71,10 @@ class Death:
 class Guest:
     """A writer with a connection, or one whose connection ended without its word that its library is done."""
 
-    def __init__(self, instance: str, direct: bool, slabs: tuple[int, ...], death: Death) -> None:
+    def __init__(self, instance: str, connection: int, direct: bool, slabs: tuple[int, ...], death: Death) -> None:
         self.instance = instance
+        self.connection = connection
+        """The number that the writer gave it."""
         self.direct = direct
         """Whether it may write into regions without passing the gate."""
         self.slabs = slabs
@@ -86,13 +88,13 @@ class Guest:
 class Departed:
     """Guests that went without a goodbye. Callers hold a lock.
 
-    Their library may still be writing, so their slabs wait until one of three says otherwise: the death of the process,
-    the fabric's own means, or, where neither can, ``quarantine_seconds``.
+    Their library may still be writing, so their slabs wait until it is proven that it does not: by the writer itself
+    when it comes again, by the death of its process, by the fabric. Where nothing can be seen of the process from here,
+    ``quarantine_seconds`` stand in for a proof as far as slabs are concerned, never for regions.
     """
 
-    def __init__(self, quarantine_seconds: float, revoke: Callable[[str], bool]) -> None:
+    def __init__(self, quarantine_seconds: float) -> None:
         self._quarantine_seconds = quarantine_seconds
-        self._revoke = revoke
         self._guests: list[Guest] = []
 
     def add(self, guest: Guest) -> None:
@@ -101,22 +103,20 @@ class Departed:
         self._guests.append(guest)
 
     def settle(self) -> tuple[int, ...]:
-        """Forget those that are proven to write no more; the slabs that may be granted again."""
-        free: list[int] = []
-        left = []
+        """Forget those whose process is dead; the slabs that may be granted again."""
+        free = self._forget(lambda guest: guest.death.proven())
         for guest in self._guests:
-            if guest.death.proven() or (not guest.death.visible and self._revoke(guest.instance)):
-                free.extend(guest.slabs)
-                guest.death.close()
-                continue
             if not guest.death.visible and time.monotonic() - guest.since >= self._quarantine_seconds:
-                free.extend(guest.slabs)
+                free += guest.slabs
                 guest.slabs = ()
-                if not guest.direct:
-                    continue
-            left.append(guest)
-        self._guests = left
-        return tuple(free)
+        self._guests = [guest for guest in self._guests if guest.slabs or guest.direct]
+        return free
+
+    def forgive(self, instance: str, connections: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """Forget guests of ``instance``, all or those of some connections: they write no more. Their slabs."""
+        return self._forget(
+            lambda guest: guest.instance == instance and (connections is None or guest.connection in connections)
+        )
 
     def may_write(self, instance: str) -> bool:
         """Whether a guest of that instance may still write into regions."""
@@ -129,6 +129,16 @@ class Departed:
 
     def close(self) -> None:
         """Stop watching."""
+        self._forget(lambda guest: True)
+
+    def _forget(self, harmless: Callable[[Guest], bool]) -> tuple[int, ...]:
+        free: tuple[int, ...] = ()
+        left = []
         for guest in self._guests:
-            guest.death.close()
-        self._guests = []
+            if harmless(guest):
+                free += guest.slabs
+                guest.death.close()
+            else:
+                left.append(guest)
+        self._guests = left
+        return free

@@ -8,9 +8,11 @@ slab back. A direct write goes into the peer's rows without the peer's help, and
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -89,6 +91,7 @@ class FabricTransport(Transport):
         )
         address = Endpoint.parse(bind, default_port=0)
         self.host = advertised(address.host, advertise or None)
+        listener = listen(address.host, address.port or 0)
         self.table = RegionTable()
         self._numbers = numbers_of(self.table.nbytes)
         self._host = on_host(())
@@ -100,8 +103,10 @@ class FabricTransport(Transport):
         self._pump = Pump(fabric, instance, self.options.staging_slabs)
         self._lock = threading.Lock()
         self._links: set[Link] = set()
+        self._numbers_of_connections = itertools.count()
+        self._over: dict[str, deque[int]] = {}
+        """By peer: connections for which the library does nothing any more; the latest of them."""
         self._closed = False
-        listener = listen(address.host, address.port or 0)
         self.port: int = listener.getsockname()[1]
         self._receiver = FabricReceiver(
             listener, self._dialect, instance, self._token, fabric.revoke, self.options.quarantine_seconds
@@ -116,7 +121,7 @@ class FabricTransport(Transport):
         exposed = self.capabilities.one_sided
         self.fabric.register(fabric_regions(self._area, regions if exposed else ()))
         self._receiver.table = self.table
-        self._receiver.set_up(self._area, self.fabric.describe, exposed=exposed)
+        self._receiver.set_up(self._area, self.fabric.describe(), exposed=exposed)
 
     def describe(self) -> bytes:
         """As `Transport.describe`. Raises `TransportError` if there are too many regions for a descriptor."""
@@ -153,8 +158,14 @@ class FabricTransport(Transport):
         raise TransportError("the transport is closed; nothing can be connected any more")
 
     def _link(self, sock: socket.socket, described: side.FabricDescriptor, area: Area) -> Link:
-        direct = self.capabilities.one_sided
-        welcome = self._hello(sock, described.instance, direct)
+        connection = next(self._numbers_of_connections)
+        over = self._over.setdefault(described.instance, deque(maxlen=side.MAX_OVER))
+        welcome = self._hello(sock, described.instance, connection, tuple(over))
+        if len(welcome.kinds) != len(described.regions):
+            raise TransportError(
+                f"peer {described.instance} has {len(described.regions)} regions, but told the kinds of "
+                f"{len(welcome.kinds)} regions; get its new descriptor"
+            )
         if self.options.executor == "direct" and not welcome.exposed:
             raise TransportUnavailable(
                 f"peer {described.instance} takes packed writes only, but here executor is direct; set both to the same"
@@ -163,6 +174,7 @@ class FabricTransport(Transport):
         nbytes = np.array(described.regions, dtype=np.int64)
         remote = Remote(
             described.instance,
+            connection,
             fabric_peer,
             nbytes,
             numbers_of(nbytes),
@@ -171,15 +183,15 @@ class FabricTransport(Transport):
             welcome.slabs,
             welcome.slab_bytes,
         )
-        return Link(self._pump, sock, remote, area, self.table, self._tickets)
+        return Link(self._pump, sock, remote, area, self.table, self._tickets, over)
 
-    def _hello(self, sock: socket.socket, peer: str, direct: bool) -> side.Welcome:
+    def _hello(self, sock: socket.socket, peer: str, connection: int, over: tuple[int, ...]) -> side.Welcome:
         process = None
         with contextlib.suppress(TransportUnavailable):
             process = ProcessKey.own()
         try:
             sock.settimeout(CONNECT_SECONDS)
-            side.send(sock, side.Hello(direct, process))
+            side.send(sock, side.Hello(self.capabilities.one_sided, process, connection, over))
             welcome = side.read(sock, side.Welcome, side.MAX_WELCOME)
         except (OSError, EOFError, ValueError) as error:
             raise TransportUnavailable(f"peer {peer} did not let this process in: {error}") from error

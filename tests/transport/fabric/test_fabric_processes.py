@@ -1,0 +1,168 @@
+"""What only another process can show: its memory, its death in the middle of writes, and its standing still."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from fabric_ends import eventually
+from shared_fabric import OPTIONS, ROW, destination, end, started, writer
+
+from kvbaton.errors import TransportError, TransportUnavailable
+from kvbaton.memory import Region, SharedMemory
+from kvbaton.transport.conformance.case import CANARY, rows
+from kvbaton.transport.fabric import slabs
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["packed", "direct"])
+def executor(request):
+    return request.param
+
+
+@pytest.fixture
+def transport(executor):
+    made = end("here", executor)
+    yield made
+    made.close()
+
+
+def receive(connection):
+    assert connection.poll(30), "the other process did not answer"
+    return connection.recv()
+
+
+def shared(nbytes, value=CANARY):
+    memory = SharedMemory(nbytes)
+    memory.array[:] = value
+    return memory
+
+
+def test_content_arrives_in_another_process(executor, transport):
+    memory = shared(2 * MIB)
+    memory.array[:] = np.random.default_rng(1).integers(0, CANARY, 2 * MIB, dtype=np.uint8)
+    transport.register([Region.of(memory)])
+    order = np.random.default_rng(2).permutation(512)
+    with started(destination, executor, 4 * MIB) as (_, connection):
+        peer = transport.connect(receive(connection))
+        transport.write(peer, [rows(4096, order, order[::-1], stride=8192)], 1)
+        ended = []
+        assert eventually(lambda: ended.extend(transport.poll()) or ended)
+        assert [tuple(completion) for completion in ended] == [(1, "")]
+        # The content is taken at the time the ticket has ended: visibility, not luck.
+        connection.send("content")
+        found = np.frombuffer(connection.recv_bytes(), dtype=np.uint8).reshape(512, 8192)
+    np.testing.assert_array_equal(found[order[::-1], :4096], memory.array.reshape(512, 4096)[order])
+    assert (found[:, 4096:] == CANARY).all()
+
+
+def test_killed_destination_ends_every_ticket(executor, transport):
+    transport.register([Region.of(shared(4 * MIB, 1))])
+    with started(destination, executor, 4 * MIB) as (process, connection):
+        descriptor = receive(connection)
+        peer = transport.connect(descriptor)
+        everything = np.arange(4 * MIB // ROW)
+        for ticket in range(300):
+            transport.write(peer, [rows(ROW, everything, everything)], ticket)
+        ended = {}
+
+        def collect():
+            ended.update(dict(transport.poll()))
+            return ended
+
+        assert eventually(collect)
+        os.kill(process.pid, signal.SIGKILL)
+        assert eventually(lambda: len(collect()) == 300)
+        assert any(ended.values()), "the peer was killed with tickets outstanding, but all of them succeeded"
+        assert not peer.alive
+        with pytest.raises(TransportUnavailable):
+            transport.connect(descriptor)
+        with pytest.raises(TransportError, match="connect again"):
+            transport.write(peer, [rows(ROW, [0], [0])], 1000)
+        transport.disconnect(peer)
+
+
+def test_killed_writer_can_be_fenced_and_its_slabs_come_back(executor, transport):
+    memory = shared(4 * MIB)
+    transport.register([Region.of(memory)])
+    with started(writer, executor, 4 * MIB, transport.describe()) as (process, connection):
+        transport.admit(receive(connection))
+        connection.send("go")
+        assert eventually(lambda: memory.array[-1] not in (CANARY, 0)), "nothing was written"
+        os.kill(process.pid, signal.SIGKILL)
+        assert eventually(lambda: transport.fence("writer"))
+        seen = memory.array.copy()
+        time.sleep(0.1)
+        np.testing.assert_array_equal(memory.array, seen)
+        assert transport.fence("writer") is True
+        # The process was seen to be dead: its slabs are free when what it had sent must have landed.
+        assert eventually(lambda: transport._receiver.free_slabs == int(OPTIONS["slabs"]))
+
+
+def test_a_death_is_no_proof_before_what_was_sent_has_landed(monkeypatch):
+    monkeypatch.setattr(slabs, "LINGER_SECONDS", 3600.0)
+    transport = end("here", "direct")
+    memory = shared(4 * MIB)
+    transport.register([Region.of(memory)])
+    with started(writer, "direct", 4 * MIB, transport.describe()) as (process, connection):
+        transport.admit(receive(connection))
+        connection.send("go")
+        assert eventually(lambda: memory.array[-1] != CANARY)
+        process.kill()
+        process.join()
+        assert transport.fence("writer") is False
+        assert transport.fence("writer") is False
+        monkeypatch.setattr(slabs, "LINGER_SECONDS", 0.0)
+        assert transport.fence("writer") is True
+    transport.close()
+
+
+def test_living_writer_is_fenced(executor, transport):
+    memory = shared(4 * MIB)
+    transport.register([Region.of(memory)])
+    with started(writer, executor, 4 * MIB, transport.describe()) as (_, connection):
+        transport.admit(receive(connection))
+        connection.send("go")
+        assert eventually(lambda: memory.array[-1] != CANARY)
+        assert eventually(lambda: transport.fence("writer"))
+        seen = memory.array.copy()
+        assert receive(connection), "the fenced writer's ticket ended without an error"
+        np.testing.assert_array_equal(memory.array, seen)
+        assert eventually(lambda: transport._receiver.free_slabs == int(OPTIONS["slabs"]))
+
+
+def test_a_writer_that_stands_still_is_fenced_where_it_only_packs(executor, transport):
+    memory = shared(4 * MIB)
+    transport.register([Region.of(memory)])
+    with started(writer, executor, 4 * MIB, transport.describe()) as (process, connection):
+        transport.admit(receive(connection))
+        connection.send("go")
+        assert eventually(lambda: memory.array[-1] != CANARY)
+        os.kill(process.pid, signal.SIGSTOP)
+        fenced = [transport.fence("writer") for _ in range(3)]
+        seen = memory.array.copy()
+        os.kill(process.pid, signal.SIGCONT)
+        if executor == "packed":
+            assert fenced == [True] * 3
+            assert receive(connection)
+            np.testing.assert_array_equal(memory.array, seen)
+        else:
+            # Its library may write on when it wakes up; then it says that it does not.
+            assert fenced == [False] * 3
+            assert eventually(lambda: transport.fence("writer"))
+
+
+def test_a_destination_that_stands_still_does_not_hold_up_a_disconnect(executor, transport):
+    transport.register([Region.of(shared(4 * MIB, 1))])
+    with started(destination, executor, 4 * MIB) as (process, connection):
+        peer = transport.connect(receive(connection))
+        os.kill(process.pid, signal.SIGSTOP)
+        everything = np.arange(4 * MIB // ROW)
+        for ticket in range(4):
+            transport.write(peer, [rows(ROW, everything, everything)], ticket)
+        transport.disconnect(peer)
+        ended = dict(transport.poll())
+        assert sorted(ended) == [0, 1, 2, 3]
+        os.kill(process.pid, signal.SIGCONT)
