@@ -139,18 +139,36 @@ def test_content_arrives_over_the_link(here, there, faults, piece):
         assert here.disconnect(peer) is True
 
 
-def test_link_that_is_down_for_a_second_is_waited_for(here, there):
-    data = source(4 * MIB)
+def test_outage_of_a_second_is_waited_for(here, there):
+    data = source(2 * MIB)
     here.register([Region.of(data)])
-    with there(8 * MIB) as (_, connection, descriptor):
+    with there(4 * MIB) as (_, connection, descriptor):
         peer = here.connect(descriptor, "destination")
-        run("ip", "link", "set", "v0", "down")
-        up = threading.Timer(1.0, run, ("bash", "-c", "ip link set v0 up && bash /run/rdma-vm/net.sh"))
-        up.start()
+        ended = threading.Event()
+
+        def outage():
+            with link_with("loss", "100%"):
+                time.sleep(1.0)
+            ended.set()
+
+        threading.Thread(target=outage).start()
         try:
             write_all(here, peer, connection, data, 4096, 1)
         finally:
-            up.join()
+            assert ended.wait(60)
+        assert here.disconnect(peer) is True
+
+
+def test_port_that_is_down_for_a_while_harms_no_idle_connection(here, there):
+    data = source(2 * MIB)
+    here.register([Region.of(data)])
+    with there(4 * MIB) as (process, connection, descriptor):
+        peer = here.connect(descriptor, "destination")
+        run("ip", "link", "set", "v0", "down")
+        time.sleep(3.0)
+        run("bash", "-c", "ip link set v0 up && bash /run/rdma-vm/net.sh")
+        assert process.is_alive()
+        write_all(here, peer, connection, data, 4096, 1)
         assert here.disconnect(peer) is True
 
 

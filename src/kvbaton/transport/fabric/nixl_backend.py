@@ -22,8 +22,9 @@ OPTIONS = {
     "num_threads": "threads in which the library posts long lists of writes, 0 to 64; 0 if not given",
 }
 _PROTOCOLS = {"any": "", "rdma": "^tcp", "tcp": "^ib"}
-# One retry of RC takes about a second; 7, UCX's own, is for ever on soft-RoCE. UD makes the connections of RC.
-_UCX_SETTINGS = {"KEEPALIVE_INTERVAL": "1s", "RC_RETRY_COUNT": "3", "UD_TIMEOUT": "30s"}
+# One retry of RC takes about a second, and 7, UCX's own, is for ever on soft-RoCE. UD makes the connections of RC.
+# Writes notice a dead peer without keepalives. Over UD these end the whole process when a port of this machine is down.
+_UCX_SETTINGS = {"KEEPALIVE_INTERVAL": "inf", "RC_RETRY_COUNT": "3", "UD_TIMEOUT": "30s"}
 _MODULES = "UCX_MODULES"
 _NEEDS = {
     "UCX": "beside shared memory it needs a transport that notices the death of a peer, RDMA or tcp (UCX_TLS, "
