@@ -34,8 +34,8 @@ def fabric(source):
 def start():
     running = []
 
-    def make(nbytes=SIZE, **environment):
-        running.append(Owner(nbytes, environment))
+    def make(nbytes=SIZE):
+        running.append(Owner(nbytes))
         return running[-1]
 
     yield make

@@ -1,6 +1,7 @@
 """Which protocol an engine starts with, and what is refused before it starts; no library is needed for that."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,10 +125,22 @@ def test_settings_are_there_when_the_library_is_loaded(monkeypatch):
     assert {name for name in os.environ if name.startswith("MC_")} == {"MC_LOG_LEVEL"}
 
 
-def test_old_library_is_refused(monkeypatch):
-    monkeypatch.setattr(mooncake_engine.importlib, "import_module", lambda _: FakeModule())
-    with pytest.raises(TransportUnavailable, match="too old"):
+LOADED = SimpleNamespace(TransferEngine=SimpleNamespace(send_probe=None))
+
+
+@pytest.mark.parametrize("version", ["0.3.11.post1", "0.2"])
+def test_old_library_is_refused(version, monkeypatch):
+    monkeypatch.setattr(mooncake_engine.importlib, "import_module", lambda _: LOADED)
+    monkeypatch.setattr(mooncake_engine, "_version", lambda: version)
+    with pytest.raises(TransportUnavailable, match=f"Mooncake {version} is too old.*0.3.12 is needed"):
         library()
+
+
+@pytest.mark.parametrize("version", ["0.3.12", "0.3.13.post1", "1.0", ""])
+def test_new_library_is_taken(version, monkeypatch):
+    monkeypatch.setattr(mooncake_engine.importlib, "import_module", lambda _: LOADED)
+    monkeypatch.setattr(mooncake_engine, "_version", lambda: version)
+    assert library() is LOADED
 
 
 def test_fall_back_to_tcp_is_said(caplog):

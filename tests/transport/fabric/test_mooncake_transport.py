@@ -55,7 +55,7 @@ def test_a_hundred_thousand_small_pieces_in_one_write(here, executor):
     source = np.random.default_rng(1).integers(0, CANARY, 100_000 * 256, dtype=np.uint8)
     here.register([Region.of(source)])
     order = np.random.default_rng(2).permutation(100_000)
-    with started(destination, executor, 100_000 * 512) as (_, connection):
+    with started(destination, executor, 100_000 * 512, "tcp") as (_, connection):
         peer = here.connect(receive(connection))
         here.write(peer, [rows(256, order, order[::-1], stride=512)], 1)
         assert ended(here, 1) == {1: ""}
@@ -68,7 +68,7 @@ def test_killed_destination_ends_every_ticket_and_a_new_one_is_reached(here, exe
     source = np.ones(32 * MIB, np.uint8)
     here.register([Region.of(source)])
     everything = np.arange(32)
-    with started(destination, executor, 32 * MIB) as (process, connection):
+    with started(destination, executor, 32 * MIB, "tcp") as (process, connection):
         descriptor = receive(connection)
         peer = here.connect(descriptor)
         for ticket in range(100):
@@ -84,7 +84,7 @@ def test_killed_destination_ends_every_ticket_and_a_new_one_is_reached(here, exe
         with pytest.raises(TransportError):
             here.write(peer, [rows(ROW, [0], [0])], 1000)
         here.disconnect(peer)
-    with started(destination, executor, 32 * MIB) as (_, connection):
+    with started(destination, executor, 32 * MIB, "tcp") as (_, connection):
         here.write(here.connect(receive(connection)), [rows(ROW, [3], [4])], 2000)
         assert ended(here, 1) == {2000: ""}
         assert (content(connection)[4 * ROW : 5 * ROW] == 1).all()
@@ -122,7 +122,7 @@ def test_peers_that_come_and_die_leave_no_more_than_their_lanes(here, executor):
     here.register([Region.of(np.zeros(ROW, np.uint8))])
     threads, descriptors = set(), []
     for ticket in range(4):
-        with started(destination, executor, ROW) as (process, connection):
+        with started(destination, executor, ROW, "tcp") as (process, connection):
             peer = here.connect(receive(connection))
             here.write(peer, [rows(ROW, [0], [0])], ticket)
             assert ended(here, 1) == {ticket: ""}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import logging
 import os
+import re
 import socket
 import struct
 import threading
@@ -23,6 +25,8 @@ OPTIONS = {
     "allow_tcp": "1: take tcp where protocol is rdma but no device can be used; 0 if not given",
 }
 PROTOCOLS = ("rdma", "tcp")
+LEAST = "0.3.12"
+"""The first version that acknowledges writes over TCP."""
 _INFINIBAND = Path("/sys/class/infiniband")
 # Variables that change what a completion means, or make the library's calls block.
 _REFUSED = {
@@ -54,9 +58,23 @@ def library(*, ipv6: bool = False) -> ModuleType:
             f"Mooncake cannot be imported ({error}): pip install kvbaton[mooncake], and on Debian apt-get install "
             "libibverbs1 librdmacm1 ibverbs-providers libnuma1"
         ) from error
-    if not hasattr(module.TransferEngine, "send_probe"):
-        raise TransportUnavailable("this Mooncake is too old: pip install kvbaton[mooncake]")
+    version = _version()
+    if not hasattr(module.TransferEngine, "send_probe") or _numbers(version or LEAST) < _numbers(LEAST):
+        raise TransportUnavailable(
+            f"Mooncake {version} is too old, since its writes over TCP end before their bytes are in place: {LEAST} is "
+            "needed, pip install kvbaton[mooncake]"
+        )
     return module
+
+
+def _version() -> str:
+    """The version of what was installed; empty if that is not known."""
+    names = importlib.metadata.packages_distributions().get("mooncake", [])
+    return importlib.metadata.version(names[0]) if names else ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def devices_option(options: Mapping[str, str], near: Callable[[], Choice]) -> str:
