@@ -12,6 +12,7 @@ from room_pairs import failed, hand_over, pair, start
 import kvbaton as kb
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.transport import loopback
+from kvbaton.transport.fabric.memory import MemoryFabric
 from kvbaton.transport.loopback import Hub, LoopbackTransport
 
 KV = Model(("kv",))
@@ -239,3 +240,20 @@ def test_what_is_missing_can_be_asked_for(world, monkeypatch):
     assert "shm" not in source.manager.transports
     hand_over(source, destination)
     assert "not here, shm: this kernel has no memfd_create" in source.manager.peers[0].reason
+
+
+@pytest.mark.parametrize("hardware", [True, False])
+def test_a_fabric_takes_part_where_network_cards_carry_its_bytes(world, monkeypatch, hardware):
+    """The fabric between threads stands in for one that a vendor's library makes."""
+    monkeypatch.setattr("kvbaton.runtime.transports.NAMES", ("loopback", "tcp", "memory"))
+    monkeypatch.setattr(MemoryFabric, "hardware", hardware)
+    source, destination = pair(world, transports="auto")
+    hand_over(source, destination)
+    (peer,) = destination.manager.peers
+    if hardware:
+        assert source.manager.transports == ("memory", "tcp")
+        assert peer.reason.startswith("memory: network cards carry the bytes; both have memory, tcp")
+    else:
+        assert source.manager.transports == ("tcp",)
+        assert "sockets carry its bytes here, as those of tcp" in source.manager.left_out["memory"]
+        assert peer.transport == "tcp"

@@ -24,6 +24,7 @@ def test_a_fabric_without_a_card_is_no_better_than_sockets_and_equals_keep_their
     transports = [SimpleNamespace(capabilities=each) for each in (SOCKETS, SOFTWARE, FABRIC)]
     assert [each.capabilities for each in best_first(transports)] == [FABRIC, SOCKETS, SOFTWARE]
     assert preference(SOFTWARE) == preference(SOCKETS)
+    assert [preference(each).better_than_sockets for each in (MAPPED, FABRIC, SOCKETS)] == [True, True, False]
 
 
 def test_reasons_differ():

@@ -50,8 +50,8 @@ def _serve(where: str) -> None:
     from kvbaton.doctor import DoctorServer
 
     server = DoctorServer(where)
-    where = server.address
-    print(f"kvbaton doctor listens on {where}; on the other machine: kvbaton doctor --peer {where}", flush=True)
+    here = server.address
+    print(f"kvbaton doctor listens on {here}; on the other machine: kvbaton doctor --peer {here}", flush=True)
     try:
         server.run()
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from kvbaton.devices import Choice, Devices
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.transport import NAMES, Transport, create
-from kvbaton.transport.preference import best_first
+from kvbaton.transport.preference import best_first, preference
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +48,16 @@ def make_transports(
     if len(wanted) > 1:
         raise ConfigurationError(f"transports: {AUTO!r} is every transport; pass it alone, or name those to use")
     ready, left_out = _make(NAMES, options, instance, regions, bind, advertise)
+    sockets = ""
     for name, transport in list(ready.items()):
         if not transport.capabilities.cross_process:
             ready.pop(name).close()
+        elif not preference(transport.capabilities).better_than_sockets:
+            if sockets:
+                # It would reach nobody else, listen at more ports and hold more memory.
+                left_out[name] = f"sockets carry its bytes here, as those of {sockets}; name it to use it all the same"
+                ready.pop(name).close()
+            sockets = sockets or name
     if not ready:
         raise TransportUnavailable(f"no transport between processes can be used here: {_listed(left_out)}")
     return {transport.name: transport for transport in best_first(ready.values())}, left_out
