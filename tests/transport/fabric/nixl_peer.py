@@ -1,6 +1,7 @@
 """The other process of the tests of NIXL: what it does, and how a test starts it."""
 
 import contextlib
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -10,11 +11,14 @@ import time
 import numpy as np
 
 from kvbaton.memory import Region
+from kvbaton.transport import create
+from kvbaton.transport.conformance.case import rows
 from kvbaton.transport.fabric.base import Writes
 from kvbaton.transport.fabric.nixl import NixlFabric
 
 SPAWN = multiprocessing.get_context("spawn")
 CANARY = 251
+SMALL = {"slabs": "16", "staging_slabs": "4", "slab_bytes": "1MiB"}
 LIMIT = 300.0 if os.environ.get("RDMA_VM") else 30.0
 
 
@@ -52,6 +56,30 @@ def stuck_writer(nbytes, descriptor, destination_pid, connection):
     fabric.close()
     memory.close()
     connection.send((clean, sorted(handle for handle, _ in ended), [bool(error) for _, error in ended]))
+
+
+def transport_destination(executor, nbytes, connection):
+    """Offer memory over the whole transport until killed."""
+    transport = create("nixl", instance="destination", options={"executor": executor, **SMALL})
+    array = np.full(nbytes, CANARY, dtype=np.uint8)
+    transport.register([Region.of(array)])
+    connection.send_bytes(transport.describe())
+    connection.recv()
+
+
+def transport_writer(executor, nbytes, descriptor, connection):
+    """Write over the whole transport again and again, a new value each time, until killed."""
+    transport = create("nixl", instance="writer", options={"executor": executor, **SMALL})
+    array = np.zeros(nbytes, dtype=np.uint8)
+    transport.register([Region.of(array)])
+    connection.send_bytes(transport.describe())
+    peer = transport.connect(descriptor)
+    everything = np.arange(nbytes // 4096)
+    for ticket in itertools.count():
+        array[:] = ticket % CANARY
+        transport.write(peer, [rows(4096, everything, everything)], ticket)
+        while not transport.poll():
+            time.sleep(0.0002)
 
 
 def pieces(numbers, size, remote=None, stride=None):

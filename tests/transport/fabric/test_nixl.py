@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import msgspec
 import numpy as np
@@ -11,11 +12,25 @@ import pytest
 
 pytest.importorskip("nixl_cu13", reason="NIXL is not installed: make setup-fabrics")
 
-from nixl_peer import CANARY, collect, destination, pieces, receive, started, stuck_writer
+from nixl_peer import (
+    CANARY,
+    LIMIT,
+    SMALL,
+    collect,
+    destination,
+    pieces,
+    receive,
+    started,
+    stuck_writer,
+    transport_destination,
+    transport_writer,
+)
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
+from kvbaton.transport import create
 from kvbaton.transport.conformance import Conformance, NotApplicable
+from kvbaton.transport.conformance.case import rows
 from kvbaton.transport.fabric.nixl import NixlFabric
 from kvbaton.transport.fabric.nixl_descriptor import MAX_BYTES, TOKEN_BYTES, NixlDescriptor
 from kvbaton.transport.fabric.transport import FabricTransport
@@ -24,7 +39,6 @@ MIB = 1 << 20
 SHM, TCP = "tcp,posix,sysv,cma", "tcp"
 """UCX needs TCP beside shared memory, to notice that a peer died; the bytes go through shared memory."""
 LESS_USUAL = [pytest.param(tls, marks=pytest.mark.long) for tls in ("tcp,posix", "tcp,sysv", "tcp,cma")]
-SMALL = {"slabs": "16", "staging_slabs": "4", "slab_bytes": "1MiB"}
 
 
 @pytest.fixture(params=[SHM, TCP, *LESS_USUAL])
@@ -57,14 +71,14 @@ def post_until_refused(fabric, peer, writes, handle):
 
 
 @pytest.mark.parametrize("check", Conformance.names())
-@pytest.mark.parametrize("executor", ["packed", "direct", "auto"])
-def test_promise_is_kept_over_nixl(tls, executor, check):
-    options = {"executor": executor, **SMALL}
+@pytest.mark.parametrize("way", ["packed", "direct", "auto"])
+def test_promise_is_kept_over_nixl(tls, way, check):
+    options = {"executor": way, **SMALL}
     suite = Conformance(lambda instance: FabricTransport(instance, NixlFabric(instance), options=options))
     try:
         suite.run(check)
     except NotApplicable as missing:
-        pytest.skip(f"{executor}: {missing}")
+        pytest.skip(f"{way}: {missing}")
 
 
 def test_a_hundred_thousand_pieces_in_one_write(here):
@@ -155,6 +169,56 @@ def test_peer_that_is_stopped_is_not_waited_for_for_ever(tls):
             assert process.exitcode == 0, "the writer crashed after it had freed its memory"
     assert handles == list(range(8))
     assert clean is not any(errors), "disconnect must say False exactly if something was left behind"
+
+
+@pytest.fixture(params=["packed", "direct"])
+def executor(request):
+    return request.param
+
+
+@pytest.fixture
+def transport(tls, executor):
+    made = create("nixl", instance="here", options={"executor": executor, **SMALL})
+    yield made
+    made.close()
+
+
+def test_killed_destination_ends_every_ticket_of_the_transport(executor, transport):
+    transport.register([Region.of(source(4 * MIB))])
+    with started(transport_destination, executor, 4 * MIB) as (process, connection):
+        peer = transport.connect(receive(connection))
+        everything = np.arange(1024)
+        for ticket in range(200):
+            transport.write(peer, [rows(4096, everything, everything)], ticket)
+        ended = {}
+        assert eventually(lambda: ended.update(transport.poll()) or ended)
+        os.kill(process.pid, signal.SIGKILL)
+        assert eventually(lambda: ended.update(transport.poll()) or len(ended) == 200)
+        assert any(ended.values()), "the peer was killed with tickets outstanding, but all of them succeeded"
+        assert not peer.alive
+        transport.disconnect(peer)
+
+
+def test_killed_writer_can_be_fenced(executor, transport):
+    memory = np.full(4 * MIB, CANARY, dtype=np.uint8)
+    transport.register([Region.of(memory)])
+    with started(transport_writer, executor, 4 * MIB, transport.describe()) as (process, connection):
+        transport.admit(receive(connection))
+        assert eventually(lambda: memory[-1] not in (CANARY, 0)), "nothing was written"
+        os.kill(process.pid, signal.SIGKILL)
+        assert eventually(lambda: transport.fence("writer"))
+        seen = memory.copy()
+        time.sleep(0.1)
+        np.testing.assert_array_equal(memory, seen)
+
+
+def eventually(condition):
+    limit = time.monotonic() + LIMIT
+    while not condition():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def test_a_write_outside_the_peers_memory_harms_nothing_else(here):
