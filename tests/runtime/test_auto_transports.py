@@ -101,6 +101,7 @@ def test_a_peer_that_left_is_no_peer_any_more(world):
 
 
 def test_memory_that_cannot_be_mapped_is_reached_by_sockets_and_it_is_said_why(world, caplog):
+    caplog.set_level(logging.INFO, "kvbaton")
     (source,) = world.prefill(KV.layout(), transports="auto")
     source.fill("kv", [0, 1], (0, 8))
     destination = Unshared(KV.layout())
@@ -115,7 +116,7 @@ def test_memory_that_cannot_be_mapped_is_reached_by_sockets_and_it_is_said_why(w
     (peer,) = source.manager.peers
     assert peer.transport == "tcp"
     assert "tried before, shm: none of the 1 regions" in peer.reason
-    assert [record.levelname for record in caplog.records if "is reached by tcp" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "is reached by tcp" in record.message] == ["INFO"]
 
 
 def test_one_region_that_cannot_be_mapped_is_found_before_a_byte_moves(world):
@@ -142,10 +143,15 @@ def test_one_region_that_cannot_be_mapped_is_found_before_a_byte_moves(world):
             np.testing.assert_array_equal(plain[at], source.memory.array[at])
 
 
-def test_what_fails_to_connect_is_passed_over(world, hubs):
+@pytest.mark.parametrize(("cross_host", "level"), [(False, "INFO"), (True, "WARNING")])
+def test_what_fails_to_connect_is_passed_over(world, hubs, caplog, monkeypatch, cross_host, level):
+    """Transports of one host may fail; of another one it is a warning."""
+    caplog.set_level(logging.INFO, "kvbaton")
+    monkeypatch.setattr(Fake, "capabilities", LoopbackTransport.capabilities._replace(cross_host=cross_host))
     gone = TransportUnavailable("the switch is off")
     source, destination = both(world, hubs, {"a": {"connect": gone}, "b": {}}, {"a": {}, "b": {}})
     hand_over(source, destination)
+    assert [record.levelname for record in caplog.records if "is reached by b" in record.message] == [level]
     (peer,) = destination.manager.peers
     assert peer.transport == "b"
     assert "both have a, b; tried before, a: the switch is off" in peer.reason

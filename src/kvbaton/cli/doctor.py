@@ -51,7 +51,8 @@ def _serve(where: str) -> None:
 
     server = DoctorServer(where)
     here = server.address
-    print(f"kvbaton doctor listens on {here}; on the other machine: kvbaton doctor --peer {here}", flush=True)
+    there = f"HOST:{here.port}" if here.is_wildcard else here
+    print(f"kvbaton doctor listens on {here}; on the other machine: kvbaton doctor --peer {there}", flush=True)
     try:
         server.run()
     except KeyboardInterrupt:

@@ -67,8 +67,10 @@ def reach(context: Context, hello: Hello, accepted: Accepted) -> Reached:
             if aux_out_of_reach:
                 reasons.append(f"aux data go over the control channel: {aux_out_of_reach}")
         reached = Reached(transport, remote, aux, f"{name}: {'; '.join(reasons)}")
-        # What both have and does not work is worth a look; everything else is as it should be.
-        level = logging.WARNING if tried else logging.INFO
+        # Transports of one host fail between two, as they should; another one that both have is worth a look.
+        failed = accepted.transports[: accepted.transports.index(name)]
+        worth_a_look = any(context.transports[each].capabilities.cross_host for each in failed)
+        level = logging.WARNING if worth_a_look else logging.INFO
         logger.log(level, "prefill: decode rank %s is reached by %s", hello.layout.coords, reached.reason)
         return reached
     raise TransportError(
