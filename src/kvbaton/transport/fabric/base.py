@@ -80,8 +80,8 @@ class FabricLimits(NamedTuple):
 class Fabric(abc.ABC):
     """One process's end of a library. Made with the instance id that peers know the process by.
 
-    An adapter's class in `kvbaton.transport.fabric.FABRICS` is called with that id and the keywords ``options`` (text
-    to text, its own ones), ``bind`` and ``advertise`` (as for `kvbaton.transport.create`).
+    An adapter's class in `kvbaton.transport.fabric.FABRICS` is called with that id and the keywords ``options`` (its
+    own ones, text to text), ``bind`` and ``advertise`` (as for `kvbaton.transport.create`).
 
     Its constructor raises `TransportUnavailable`, with the reason and what to change, where the library, a device or a
     permission is missing, and `ConfigurationError` for options that it does not know.
@@ -93,8 +93,6 @@ class Fabric(abc.ABC):
     """Kinds of memory that this library reaches on this machine: "host", "cuda"."""
     cross_host: bool
     """Whether it works between hosts, as it is set up here."""
-    hardware: bool = False
-    """Whether network cards carry the bytes, as it is set up here, and not sockets of the operating system."""
     limits: FabricLimits = FabricLimits()
 
     @abc.abstractmethod
