@@ -12,6 +12,6 @@ status=0
 for test in "${tests[@]}"; do
     echo "test-rdma: $test"
     "$RDMA_VM/rdma-vm" --venv "${VENV:-.venv}" --project . --timeout "${RDMA_TIMEOUT:-1500}" -e PYTHONPATH=src -- \
-        python -m pytest -q -rA --timeout=600 -p no:cacheprovider "$test" "$@" || status=$?
+        python -m pytest -v --timeout=600 -p no:cacheprovider "$test" "$@" || status=$?
 done
 exit $status
