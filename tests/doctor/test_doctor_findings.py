@@ -9,10 +9,9 @@ from rich.console import Console
 from kvbaton.devices import Choice, Devices
 from kvbaton.devices.made_up import MadeUpMachine
 from kvbaton.doctor.advice import advise
-from kvbaton.doctor.attempt import Attempt
+from kvbaton.doctor.findings import Attempt, Measured, PeerReport
 from kvbaton.doctor.libraries import library_versions
 from kvbaton.doctor.limits import HugePages, Limits
-from kvbaton.doctor.measure import Measured, PeerReport
 from kvbaton.doctor.report import DeviceChoice, PeerAccess, Report, to_json
 from kvbaton.doctor.text import show, size
 

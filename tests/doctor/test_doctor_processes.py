@@ -48,6 +48,14 @@ def stranger(answer):
         thread.join()
 
 
+@pytest.mark.parametrize("arguments", [["attempt", "shm"], ["measure", "127.0.0.1:1", "tcp"], ["gpu_access"]])
+def test_the_processes_print_their_findings_and_no_warning(arguments):
+    command = [sys.executable, "-W", "error", "-m", f"kvbaton.doctor.{arguments[0]}", *arguments[1:]]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    json.loads(ended.stdout.splitlines()[-1])
+
+
 def test_each_transport_of_the_release_is_tried():
     shm, unknown = try_transports(["shm", "carrier pigeons"])
     assert (shm.state, shm.mapped, shm.cross_process, shm.memory_kinds) == ("works", True, True, ("host",))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from typing import Literal
 
 import msgspec
 import numpy as np
 
+from kvbaton.doctor.findings import Attempt
 from kvbaton.doctor.rows import near_host_memory, rows_transfer
 from kvbaton.errors import KVBatonError, TransportError, TransportUnavailable
 from kvbaton.memory import Region, SharedMemory
@@ -20,19 +20,6 @@ from kvbaton.transport import Transport, create
 
 SECONDS = 10.0
 NBYTES = 1 << 20
-
-
-class Attempt(msgspec.Struct, frozen=True):
-    """What a transport did when it was asked to."""
-
-    name: str
-    state: Literal["works", "missing", "fails"]
-    reason: str = ""
-    """Why it is missing, or how it failed."""
-    mapped: bool = False
-    cross_host: bool = False
-    cross_process: bool = False
-    memory_kinds: tuple[str, ...] = ()
 
 
 def attempt(name: str) -> Attempt:

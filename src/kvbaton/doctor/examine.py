@@ -17,10 +17,9 @@ import msgspec
 from kvbaton import copy
 from kvbaton.devices import Choice, Devices
 from kvbaton.doctor.advice import advise
-from kvbaton.doctor.attempt import Attempt
+from kvbaton.doctor.findings import Attempt, PeerReport
 from kvbaton.doctor.libraries import library_versions
 from kvbaton.doctor.limits import Limits
-from kvbaton.doctor.measure import PeerReport
 from kvbaton.doctor.report import DeviceChoice, PeerAccess, Report
 from kvbaton.errors import ConfigurationError
 from kvbaton.transport import NAMES

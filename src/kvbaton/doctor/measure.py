@@ -14,13 +14,13 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import msgspec
 import numpy as np
 
 from kvbaton.address import Endpoint
 from kvbaton.doctor import wire
+from kvbaton.doctor.findings import Measured, PeerReport
 from kvbaton.doctor.rows import MEMORY_BYTES, near_host_memory, rows_transfer
 from kvbaton.doctor.serve import DEFAULT_PORT
 from kvbaton.errors import KVBatonError, ProtocolError, TransportError, TransportUnavailable
@@ -36,39 +36,6 @@ PHASE_SECONDS = 1.0
 """How long one transport's small writes, and then its large ones, are repeated at most."""
 WRITE_SECONDS = 15.0
 """How long one write may take."""
-
-
-class Measured(msgspec.Struct):
-    """One transport on the way to the peer. Figures are 0 where it does not work."""
-
-    name: str
-    state: Literal["works", "missing", "fails"]
-    reason: str = ""
-    """Why it is missing on one of the sides, or how it failed."""
-    round_trip_seconds: float = 0.0
-    """From the start of a write of 4 KiB to the news that it is in place; the median."""
-    bytes_per_second: float = 0.0
-    """Of writes of 128 MiB, in rows of 64 KiB, one after the other."""
-
-
-class PeerReport(msgspec.Struct):
-    """What was found on the way to the peer."""
-
-    address: str
-    error: str = ""
-    """Why the peer could not be measured (any further)."""
-    host: str = ""
-    libraries: dict[str, str] = {}
-    round_trip_seconds: float = 0.0
-    """Of a message over TCP; the median."""
-    transports: list[Measured] = []
-    trying: str = ""
-    """The transport that is being measured."""
-
-    @property
-    def works(self) -> bool:
-        """Whether any transport works."""
-        return any(each.state == "works" for each in self.transports)
 
 
 def measure(where: str, names: tuple[str, ...]) -> Iterator[PeerReport]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import msgspec
 
 from kvbaton.devices import Choice, Devices
-from kvbaton.doctor.attempt import Attempt
+from kvbaton.doctor.findings import Attempt, PeerReport
 from kvbaton.doctor.limits import Limits
-from kvbaton.doctor.measure import PeerReport
 
 FORMAT = 1
 """Raised when a field changes its meaning or goes."""
