@@ -93,6 +93,8 @@ class Fabric(abc.ABC):
     """Kinds of memory that this library reaches on this machine: "host", "cuda"."""
     cross_host: bool
     """Whether it works between hosts, as it is set up here."""
+    hardware: bool = False
+    """Whether network cards carry the bytes, as it is set up here, and not sockets of the operating system."""
     limits: FabricLimits = FabricLimits()
 
     @abc.abstractmethod
