@@ -14,7 +14,7 @@ def world():
     made.close()
 
 
-@pytest.fixture(params=["loopback", "shm", "tcp", *MORE])
+@pytest.fixture(params=["loopback", "shm", "tcp", "memory", *MORE])
 def any_world(request):
     made = World(request.param)
     yield made

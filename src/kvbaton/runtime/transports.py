@@ -92,6 +92,10 @@ def _make(
             if transport is not None:
                 transport.close()
             continue
+        except BaseException:
+            for made in (*ready.values(), *([transport] if transport is not None else [])):
+                made.close()
+            raise
         ready[name] = transport
     if not ready:
         raise TransportUnavailable(f"no transport can be used here: {_listed(left_out) or 'none was given'}")
