@@ -23,7 +23,9 @@ from nixl_peer import CANARY, collect, destination, pieces, receive, started
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
+from kvbaton.transport import dial
 from kvbaton.transport.conformance import Conformance, NotApplicable
+from kvbaton.transport.fabric import nixl, transport
 from kvbaton.transport.fabric.nixl import NixlFabric
 from kvbaton.transport.fabric.transport import FabricTransport
 
@@ -37,6 +39,10 @@ SMALL = {"slabs": "16", "staging_slabs": "4", "slab_bytes": "256KiB"}
 def rdma_only(monkeypatch):
     """UCX may use reliable connections only: with another way to the peer it could take that in silence."""
     monkeypatch.setenv("UCX_TLS", "rc")
+    # An emulated machine makes connections slowly; how long that may take is not what is tested here.
+    monkeypatch.setattr(nixl, "CONNECT_SECONDS", 120.0)
+    monkeypatch.setattr(transport, "CONNECT_SECONDS", 120.0)
+    monkeypatch.setattr(dial, "CONNECT_SECONDS", 120.0)
 
 
 def packets(device):
