@@ -9,7 +9,7 @@ def world():
     made.close()
 
 
-@pytest.fixture(params=["loopback", "shm", "tcp"])
+@pytest.fixture(params=["loopback", "shm", "tcp", "memory"])
 def any_world(request):
     made = World(request.param)
     yield made

@@ -375,6 +375,10 @@ def _make_transports(
             if transport is not None:
                 transport.close()
             continue
+        except BaseException:
+            for made in (*ready.values(), *([transport] if transport is not None else [])):
+                made.close()
+            raise
         ready[name] = transport
     if not ready:
         raise TransportUnavailable(f"no transport can be used here: {'; '.join(reasons) or 'none was given'}")

@@ -12,9 +12,9 @@ Promises, the same for every library:
 * **Refusals are errors.** What the library would answer with an abort of the process, an endless wait or a silent
   loss is found out before it is asked: `post` raises `TransportError`.
 
-Who calls what: `post`, `poll`, `wait` and `disconnect` are called by one thread at a time, `connect` and `revoke` by any
-thread beside them. `register` is called once, before everything but the constructor, and `describe` right after it;
-`close` is the last call.
+Who calls what: `post`, `poll`, `wait` and `disconnect` are called by one thread at a time, `connect` and `revoke` by
+any thread beside them. `register` is called once, before everything but the constructor, and `describe` right after
+it; `close` is the last call.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class FabricLimits(NamedTuple):
 class Fabric(abc.ABC):
     """One process's end of a library. Made with the instance id that peers know the process by.
 
-    An adapter's class in `kvbaton.transport.fabric.FABRICS` is called with that id and the keywords ``options`` (text to
-    text, its own ones), ``bind`` and ``advertise`` (as for `kvbaton.transport.create`).
+    An adapter's class in `kvbaton.transport.fabric.FABRICS` is called with that id and the keywords ``options`` (its
+    own ones, text to text), ``bind`` and ``advertise`` (as for `kvbaton.transport.create`).
 
     Its constructor raises `TransportUnavailable`, with the reason and what to change, where the library, a device or a
     permission is missing, and `ConfigurationError` for options that it does not know.
