@@ -71,6 +71,7 @@ bench: setup
 	@$(BENCH) slices $(if $(QUICK),--megabytes 64 --runs 3)
 	@$(BENCH) rooms $(if $(QUICK),--megabytes 64 --runs 3 --flat 2000)
 	@$(BENCH) handover $(if $(SGLANG),--sglang $(SGLANG)) $(if $(QUICK),--runs 3 --cases a)
+	@$(BENCH) fabrics $(if $(QUICK),--megabytes 16 --runs 3)
 	@$(BENCH) plot
 	@$(BENCH) summary
 
