@@ -208,7 +208,7 @@ class Link(RemotePeer):
             self._leave()
 
     def _begin(self) -> None:
-        self._pump.links.add(self)
+        self._pump.links[self] = None
         self._pump.listen(self._sock, self)
 
     def _take(self, write: Write) -> None:
@@ -220,19 +220,18 @@ class Link(RemotePeer):
 
     def _post_next(self, write: Write) -> bool:
         """Post something of a write that has something left; False if there is no room for it now."""
-        if self._pump.full:
+        if not self._pump.takes(self):
             return False
         if write.posts is not None and self._direct_posts < DIRECT_POSTS:
             self._post_direct(write, write.posts)
             return True
         if write.load is None or not self._credits:
             return False
-        if self._pump.staging:
-            self._post_load(write, write.load)
-            return True
-        if self._pump.idle:
-            write.fail("writes to peers that are gone hold all staging slabs; restart this process")
-        return self._pump.idle
+        staging = self._pump.staging.take(self)
+        if staging is None:
+            return False
+        self._post_load(write, write.load, staging)
+        return True
 
     def _post_direct(self, write: Write, posts: Writes) -> None:
         write.posts = None
@@ -245,13 +244,13 @@ class Link(RemotePeer):
 
         self._post(posts, ended)
 
-    def _post_load(self, write: Write, load: Load) -> None:
+    def _post_load(self, write: Write, load: Load, staging: int) -> None:
         write.load = None
         write.under_way += 1
-        staging, slab = self._pump.staging.popleft(), self._credits.popleft()
+        slab = self._credits.popleft()
 
         def ended(error: str) -> None:
-            self._pump.staging.append(staging)
+            self._pump.staging.give(self, staging)
             if error or write.error or self._state != OPEN:
                 self._credits.append(slab)
                 self._post_ended(write, error or write.error or self._reason)
@@ -345,7 +344,7 @@ class Link(RemotePeer):
             return
         self._state, self._deadline = OVER, None
         self._pump.forget(self._sock)
-        self._pump.links.discard(self)
+        self._pump.links.pop(self, None)
         self._sock.close()
         left, self._outstanding = sorted(self._outstanding), {}
         for ticket in left:

@@ -45,6 +45,8 @@ class Faults:
     """Why a handle is not taken by `Fabric.post`; empty: it is."""
     stuck: bool = False
     """Nothing that was posted goes on or ends."""
+    stopped: bool = False
+    """This end stands still: what peers write to it does not go on or end."""
     stubborn: bool = False
     """A disconnect cannot take back what is stuck."""
     dead: bool = False
@@ -209,7 +211,8 @@ class MemoryFabric(Fabric):
         """As `Fabric.poll`: copies a little of what is under way, of any handle."""
         with self._called_alone():
             self.polls += 1
-            waiting = [] if self.faults.stuck else list(self._posts.values())
+            posts = [] if self.faults.stuck else self._posts.values()
+            waiting = [post for post in posts if not post.peer.end.faults.stopped]
             for index in self._random.permutation(len(waiting))[:4]:
                 self._copy(waiting[index])
             ended, self._ended = self._ended, []

@@ -19,14 +19,15 @@ class FabricOptions(NamedTuple):
 
     ``executor``: how writes go. "packed" also keeps all memory but the slabs from peers, which is what lets a living
     writer be fenced. ``slabs`` of ``slab_bytes`` each are there for peers to write into, at most ``slabs_per_peer`` for
-    one connection; ``staging_slabs`` are what this process packs into. ``quarantine_seconds``: how long slabs stay
-    unused whose writer went without a word, where its death cannot be proven from here.
+    one connection; ``staging_slabs`` are what this process packs into: peers that stand still keep theirs, and hold up
+    no other peer as long as they are not more than half as many. ``quarantine_seconds``: how long slabs stay unused
+    whose writer went without a word, where its death cannot be proven from here.
     """
 
     executor: ExecutorOption = "auto"
     slabs: int = 64
     slabs_per_peer: int = 8
-    staging_slabs: int = 16
+    staging_slabs: int = 32
     slab_bytes: int = 2 << 20
     quarantine_seconds: float = 600.0
 

@@ -14,11 +14,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvbaton.transport.fabric.base import Fabric, FabricPeer, Writes
+from kvbaton.transport.fabric.shares import Shares, Staging
 
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1e-3
 """How long the library may be waited for before commands and side channels are looked at again."""
+ORPHAN_SECONDS = 0.05
+"""How often the library is asked for writes that it could not take back, while nothing else is under way."""
 
 _KEPT: list[object] = []
 
@@ -63,9 +66,10 @@ class Pump:
 
     def __init__(self, fabric: Fabric, instance: str, staging: int) -> None:
         self.fabric = fabric
-        self.staging: deque[int] = deque(range(staging))
-        """Free staging slabs."""
-        self.links: set[Driven] = set()
+        self.staging = Staging(staging)
+        self.links: dict[Driven, None] = {}
+        """The one that did not post for the longest time comes first, so what is scarce goes around."""
+        self._posts = Shares(fabric.limits.posts)
         self._handles: dict[int, Posted] = {}
         self._orphans: dict[int, Posted] = {}
         """Handles that a library could not take back from a peer that is gone."""
@@ -103,20 +107,15 @@ class Pump:
         self._wake.close()
         self._woken.close()
 
-    @property
-    def idle(self) -> bool:
-        """Whether no handle is under way that could give a staging slab back."""
-        return not self._handles
-
-    @property
-    def full(self) -> bool:
-        """Whether the library takes no more handles now."""
-        return len(self._handles) + len(self._orphans) >= self.fabric.limits.posts
+    def takes(self, owner: Driven) -> bool:
+        """Whether the library takes another handle of this link now."""
+        return self._posts.allows(owner)
 
     def post(self, owner: Driven, peer: FabricPeer, writes: Writes, ended: Callable[[str], None]) -> None:
         """Post; ``ended`` is called once, with the error. Raises `TransportError` if nothing was started."""
         handle = next(self._numbers)
         self.fabric.post(peer, writes, handle)
+        self._posts.take(owner)
         self._handles[handle] = Posted(owner, ended)
 
     def let_go(self, owner: Driven, peer: FabricPeer, keep: object) -> bool:
@@ -131,6 +130,7 @@ class Pump:
         for handle in left:
             posted = self._handles.pop(handle)
             if gone:
+                self._posts.give(owner)
                 posted.ended(f"peer {peer.name} was let go of")
             else:
                 self._orphans[handle] = posted
@@ -170,6 +170,7 @@ class Pump:
             if posted is None:
                 logger.error("%s reported handle %d, which was not under way", self.fabric.name, handle)
             else:
+                self._posts.give(posted.owner)
                 posted.ended(error)
         return bool(ended)
 
@@ -206,7 +207,10 @@ class Pump:
         due: float | None = None
         for link in list(self.links):
             try:
-                busy |= link.advance()
+                if link.advance():
+                    busy = True
+                    if link in self.links:
+                        self.links[link] = self.links.pop(link)
                 when = link.tick(time.monotonic())
             except Exception as error:
                 logger.exception("%s: writing failed", self.fabric.name)
@@ -214,7 +218,10 @@ class Pump:
                 busy, when = True, None
             if when is not None:
                 due = when if due is None else min(due, when)
-        if self._handles:
+        if self._orphans:
+            again = time.monotonic() + ORPHAN_SECONDS
+            due = again if due is None else min(due, again)
+        if self._handles or self._orphans:
             busy |= self.poll()
         timeout = None if due is None else max(0.0, due - time.monotonic())
         for key, events in self._selector.select(0 if busy or self._handles else timeout):
