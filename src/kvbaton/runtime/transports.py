@@ -73,7 +73,12 @@ def _make(
 ) -> tuple[dict[str, Transport], dict[str, str]]:
     ready: dict[str, Transport] = {}
     left_out: dict[str, str] = {}
-    unused = sorted(options.keys() - {each for each in wanted if isinstance(each, str)})
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(
+            f"transport_options are {options!r}; they must be options by transport: "
+            '{"nixl": {"executor": "packed"}}'
+        )
+    unused = sorted(map(str, options.keys() - {each for each in wanted if isinstance(each, str)}))
     if unused:
         raise ConfigurationError(f"transport_options are given for {', '.join(unused)}, which are not in transports")
     near = functools.cache(lambda: _near(regions))
