@@ -10,13 +10,10 @@ from collections.abc import Mapping, Sequence
 from kvbaton.devices import Choice, Devices
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
-from kvbaton.transport import NAMES, Transport, create
+from kvbaton.transport import AUTO, NAMES, Transport, create
 from kvbaton.transport.preference import best_first, preference
 
 logger = logging.getLogger(__name__)
-
-AUTO = "auto"
-"""Instead of names: every transport that works here, the best first."""
 
 
 def instance_of(transports: Sequence[str | Transport]) -> str:

@@ -10,10 +10,12 @@ from kvbaton.transport.base import Capabilities, Completion, RemotePeer, Transpo
 from kvbaton.transport.fabric import FABRICS, open_transport
 from kvbaton.transport.fabric.options import check_text
 
-__all__ = ["NAMES", "Capabilities", "Completion", "RemotePeer", "Transport", "create"]
+__all__ = ["AUTO", "NAMES", "Capabilities", "Completion", "RemotePeer", "Transport", "create"]
 
 NAMES = ("loopback", "shm", "tcp", "nixl", "mooncake", "mori")
 """The transports that `create` knows."""
+AUTO = "auto"
+"""Instead of names, for a manager: every transport that works on its machine, the best first."""
 
 
 def create(
