@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
-	@echo "               (ALL=1 every architecture; TRANSPORT=tcp another transport, TRANSPORT=auto the best)"
+	@echo "               (ALL=1 every architecture; TRANSPORT=tcp, nixl or mooncake another transport, auto the best)"
 	@echo "make test      the tests that CI runs"
 	@echo "make test-all  all tests, the long ones too, and make check"
 	@echo "make test-mori the mori fabric against MORI-IO itself, on AMD hardware (PYTHON=one that has amd-mori)"

@@ -38,6 +38,32 @@ def test_serve_reaches_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls[3][2]["options"] == {"manager_options": {"transports": ["tcp"]}}
 
 
+@pytest.mark.parametrize("command", [["demo"], ["serve", "pd", "--model", "m"]])
+@pytest.mark.parametrize(
+    ("transport", "reason"),
+    [
+        ("nope", "there is no transport 'nope'; choose among loopback, shm, tcp, nixl, mooncake, mori"),
+        ("shm, nope", "there is no transport 'nope'"),
+        ("auto,tcp", "name transports, or write auto alone"),
+        (",", "name transports, or write auto alone"),
+    ],
+)
+def test_transports_are_checked_before_anything_large_is_loaded(
+    command: list[str],
+    transport: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # None there makes an import of it fail.
+    monkeypatch.setitem(sys.modules, "kvbaton.demo.run", None)
+    monkeypatch.setattr(launch, "run_pd", lambda *_, **__: pytest.fail("the servers were started"))
+    assert _run(monkeypatch, *command, "--transport", transport) == 2
+    said = capsys.readouterr().err
+    assert reason in said
+    assert said.count("\n") == 1
+
+
 def test_a_path_that_is_not_there_is_not_asked_of_a_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

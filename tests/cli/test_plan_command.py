@@ -96,6 +96,11 @@ def test_what_is_refused_fits_with_a_cast(tmp_path):
             [],
             "ConfigurationError: there is no transport 'carrier'; known",
         ),
+        (
+            {"a": "{model: qwen3-32b, transport: auto}"},
+            [],
+            "ConfigurationError: transport auto is what works on a machine, which a topology does not know; write",
+        ),
         ({"a": "model: qwen3-32b"}, ["--pair", "1:0"], "ConfigurationError: --pair 1:0: no such pair moves anything"),
         ({"a": "model: qwen3-32b"}, ["--prefix", "5000"], "ConfigurationError: the prefix of 5000 tokens is longer"),
         ({"a": "model: qwen3-32b"}, ["--svg", "/proc/none/x.svg"], "ConfigurationError: /proc/none/x.svg: "),

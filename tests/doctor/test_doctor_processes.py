@@ -15,6 +15,7 @@ from kvbaton.doctor import wire
 from kvbaton.doctor.examine import measure_peer, try_transports
 from kvbaton.doctor.measure import measure
 from kvbaton.doctor.serve import DoctorServer
+from kvbaton.doctor.session import serve_visit
 from kvbaton.errors import AddressError, ProtocolError
 
 
@@ -180,14 +181,23 @@ def test_a_descriptor_that_is_none_fails_that_transport_only():
     assert last.error == ""
 
 
-@pytest.fixture
-def server():
+@contextmanager
+def serving_here():
+    """A `DoctorServer` in a thread, made now."""
     server = DoctorServer("127.0.0.1:0")
     thread = threading.Thread(target=server.run)
     thread.start()
-    yield server
-    server.close()
-    thread.join()
+    try:
+        yield server
+    finally:
+        server.close()
+        thread.join()
+
+
+@pytest.fixture
+def server():
+    with serving_here() as server:
+        yield server
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.0\r\n\r\n", b"KVBD\xff\xff\xff\xff" + bytes(32), b"KV"])
@@ -201,6 +211,81 @@ def test_a_visitor_that_is_no_doctor_harms_nobody(server, said, monkeypatch):
             assert sock.recv(100) == b""
     *_, last = measure(str(server.address), ("shm",))
     assert [each.state for each in last.transports] == ["works"]
+
+
+def warnings(caplog, words):
+    return [record for record in caplog.records if words in record.getMessage() and record.levelname == "WARNING"]
+
+
+def test_a_visitor_too_many_is_told_that_it_is_busy(monkeypatch, caplog):
+    monkeypatch.setattr("kvbaton.doctor.serve.VISITS", 1)
+    monkeypatch.setattr("kvbaton.doctor.serve.GREETING_SECONDS", 2.0)
+    with serving_here() as server, socket.create_connection((server.address.host, server.address.port)) as first:
+        wire.send(first, wire.Greeting(wire.VERSION, ()))
+        wire.expect(first, wire.Offers)
+        for _ in range(2):
+            *_, last = measure(str(server.address), ("tcp",))
+            assert last.error == "it refused: busy: 1 others are measuring; try again in a minute or two"
+    assert len(warnings(caplog, "while 1 others were measuring")) == 1
+
+
+def test_a_crowd_is_told_that_it_is_busy(monkeypatch, caplog):
+    monkeypatch.setattr("kvbaton.doctor.serve.WAITING", 1)
+    with serving_here() as server, socket.create_connection((server.address.host, server.address.port)) as first:
+        wire.send(first, wire.Greeting(wire.VERSION, ()))
+        wire.expect(first, wire.Offers)
+        for _ in range(2):
+            # It says so without being asked.
+            with (
+                socket.create_connection((server.address.host, server.address.port)) as late,
+                pytest.raises(ProtocolError, match="it refused: busy: 1 others are connected"),
+            ):
+                wire.expect(late, wire.Offers)
+        *_, last = measure(str(server.address), ("tcp",))
+        assert "busy: 1 others are connected" in last.error or "too many measure at the same time" in last.error
+    assert len(warnings(caplog, "while 1 others were here")) == 1
+
+
+def test_strangers_do_not_fill_the_log(server, caplog):
+    for _ in range(3):
+        with socket.create_connection((server.address.host, server.address.port)) as sock:
+            sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            sock.settimeout(60)
+            with suppress(ConnectionResetError):
+                assert sock.recv(100) == b""
+    assert len(warnings(caplog, "did not speak like a doctor")) == 1
+
+
+def drip(sock, said, over):
+    """Send a byte now and then, for as long as the other side takes them, and at most 10 s."""
+    with suppress(OSError):
+        for byte in said:
+            if over.wait(0.02):
+                return
+            sock.sendall(bytes([byte]))
+
+
+@pytest.mark.parametrize("greeted", [False, True])
+def test_who_drips_bytes_does_not_hold_a_visit(greeted, monkeypatch):
+    """Each read gets something in time, but the message as a whole does not come."""
+    monkeypatch.setattr(wire, "STEP_SECONDS", 0.5)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = socket.create_connection(listener.getsockname())
+        here, _ = listener.accept()
+    with here, there:
+        if greeted:
+            wire.send(there, wire.Greeting(wire.VERSION, ()))
+        said = b"KVBD" + (500).to_bytes(4, "little") + bytes(500)
+        dripper = threading.Thread(target=drip, args=(there, said, over))
+        dripper.start()
+        try:
+            # A dripper that was heard to the end would be a ProtocolError: zeros cannot be decoded.
+            with pytest.raises(TimeoutError):
+                serve_visit(here)
+        finally:
+            over.set()
+            dripper.join()
 
 
 def test_a_visitor_may_not_ask_for_what_was_not_offered(server):

@@ -24,6 +24,13 @@ def test_options_reach_the_transport_of_that_name(world):
         ({"nixl": {"executor": "packed"}}, "given for nixl, which are not in transports"),
         ({"loopback": {"executor": "packed"}}, "loopback has no option executor"),
         ({"memory": {"speed": "high"}}, "memory has no option speed"),
+        ({"memory": {"slabs": 5}}, "the option slabs of memory is 5; values of options are text, in quotes"),
+        ({"memory": {"slabs": None}}, "the option slabs of memory is None; values of options are text"),
+        ({"memory": {5: "slabs"}}, "memory has no option 5; names of options are text"),
+        ({"memory": "packed"}, "the options of memory are 'packed'; they must be names with their values, both text"),
+        ({"loopback": ["packed"]}, r"the options of loopback are \['packed'\]; they must be names"),
+        ("packed", "transport_options are 'packed'; they must be options by transport"),
+        ({3: {}}, "given for 3, which are not in transports"),
     ],
 )
 def test_options_that_reach_nobody_are_refused(world, options, reason):

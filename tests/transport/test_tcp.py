@@ -181,6 +181,10 @@ def test_only_so_many_may_wait_in_the_handshake(target, bystander, monkeypatch):
     with dial(target) as sock:
         assert closed(sock)
     assert target.counters == {"full": 1}
+    writer = TcpTransport("writer")
+    with pytest.raises(TransportUnavailable, match=r"the peer .* refused: it is full"):
+        writer.connect(target.describe())
+    writer.close()
     for sock in waiting:
         sock.close()
     assert eventually(lambda: target._receiver.connections == 1)

@@ -16,8 +16,13 @@ def demo(
 ) -> None:
     """Answer prompts through prefill, decode and router processes, and compare with a single process.
 
-    The exit code is 0 only if every answer is identical, and deliberate damage to the cache is noticed.
+    The exit code is 0 only if every answer is identical, and deliberate damage to the cache is noticed; 2 for an
+    argument that cannot be used.
     """
+    from kvbaton.cli.transports import transport_names
+
+    # Before torch and transformers are loaded, which takes seconds.
+    names = transport_names(transport)
     from kvbaton.demo.run import run_demo
 
-    raise typer.Exit(run_demo(everything=everything, transport=transport, prompts=prompts, json_path=json))
+    raise typer.Exit(run_demo(everything=everything, transport=",".join(names), prompts=prompts, json_path=json))

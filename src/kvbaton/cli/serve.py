@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from kvbaton.cli.transports import transport_names
 from kvbaton.errors import ConfigurationError
 
 app = typer.Typer(no_args_is_help=True)
@@ -194,8 +195,7 @@ def _engine_options(options: str, transport: str, **flags: int | str | None) -> 
     given = _json_object("--options", options) | {name: value for name, value in flags.items() if value is not None}
     if flags.get("cp_unit") is not None and given.get("cp", 1) == 1:
         raise ConfigurationError(f"--cp-unit {flags['cp_unit']} without --cp: one rank holds all tokens; give --cp too")
-    names = [name.strip() for name in transport.split(",") if name.strip()]
-    return {**given, "manager_options": {"transports": names, **given.get("manager_options", {})}}
+    return {**given, "manager_options": {"transports": transport_names(transport), **given.get("manager_options", {})}}
 
 
 def _prefill(text: str) -> tuple[str, int]:

@@ -46,7 +46,6 @@ def measure(where: str, names: tuple[str, ...]) -> Iterator[PeerReport]:
         address = Endpoint.parse(where, default_port=DEFAULT_PORT)
         report.address = str(address)
         with socket.create_connection((address.host, address.port or 0), CONNECT_SECONDS) as sock:
-            sock.settimeout(wire.STEP_SECONDS)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             wire.send(sock, wire.Greeting(wire.VERSION, names))
             offers = wire.expect(sock, wire.Offers)
@@ -73,6 +72,8 @@ def _words(error: Exception) -> str:
         return "it did not answer in time; is 'kvbaton doctor --serve' running there?"
     if isinstance(error, ConnectionRefusedError):
         return f"{error}; start 'kvbaton doctor --serve' there"
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return f"it hung up ({error}), as it may when too many measure at the same time; try again in a minute"
     return str(error)
 
 

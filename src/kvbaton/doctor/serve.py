@@ -1,7 +1,8 @@
 """``kvbaton doctor --serve``: waits for doctors of other machines that want to measure the way to this one.
 
 Each visit is a process of its own, since a vendor's library may end it or never return: at most `VISITS` at a time, and
-`VISIT_SECONDS` long. Who does not begin as a doctor does is turned away before a process is made for it.
+`VISIT_SECONDS` long. Who does not begin as a doctor does is turned away before a process is made for it; a doctor too
+many is told so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 
 from kvbaton.address import Endpoint
 from kvbaton.doctor import wire
@@ -25,7 +27,8 @@ VISITS = 4
 VISIT_SECONDS = 120.0
 GREETING_SECONDS = 5.0
 WAITING = 16
-"""Connections that may be looked at or served at a time; others are closed at once."""
+"""Connections that may be looked at or served at a time; others are told that it is busy."""
+TURN_AWAY_SECONDS = 1.0
 
 
 class DoctorServer:
@@ -49,6 +52,7 @@ class DoctorServer:
         self._closed = threading.Event()
         self._room = threading.Semaphore(WAITING)
         self._visits = threading.Semaphore(VISITS)
+        self._bad: Counter[str] = Counter()
 
     def run(self) -> None:
         """Serve until `close`."""
@@ -59,7 +63,9 @@ class DoctorServer:
             with contextlib.suppress(OSError):
                 visitor, address = self._listener.accept()
                 if not self._room.acquire(blocking=False):
-                    visitor.close()
+                    self._warn("crowd", "doctor: %s came while %d others were here", address[0], WAITING)
+                    with visitor:
+                        wire.turn_away(visitor, f"busy: {WAITING} others are connected; try again later", 0.01)
                     continue
                 thread = threading.Thread(target=self._receive, args=(visitor, str(address[0])), daemon=True)
                 thread.start()
@@ -73,9 +79,11 @@ class DoctorServer:
         try:
             with visitor:
                 if not wire.begins_like_a_doctor(visitor, GREETING_SECONDS):
-                    logger.warning("doctor: %s did not speak like a doctor of kvbaton", address)
+                    self._warn("stranger", "doctor: %s did not speak like a doctor of kvbaton", address)
                 elif not self._visits.acquire(timeout=GREETING_SECONDS):
-                    logger.warning("doctor: %s came while %d others were measuring", address, VISITS)
+                    self._warn("busy", "doctor: %s came while %d others were measuring", address, VISITS)
+                    busy = f"busy: {VISITS} others are measuring; try again in a minute or two"
+                    wire.turn_away(visitor, busy, TURN_AWAY_SECONDS)
                 else:
                     try:
                         self._visit(visitor, address)
@@ -84,8 +92,12 @@ class DoctorServer:
         finally:
             self._room.release()
 
-    @staticmethod
-    def _visit(visitor: socket.socket, address: str) -> None:
+    def _warn(self, kind: str, text: str, *values: object) -> None:
+        """The first of a kind is worth a line; strangers could fill the log with the rest."""
+        self._bad[kind] += 1
+        logger.log(logging.WARNING if self._bad[kind] == 1 else logging.DEBUG, text, *values)
+
+    def _visit(self, visitor: socket.socket, address: str) -> None:
         logger.warning("doctor: %s measures", address)
         command = [sys.executable, "-m", "kvbaton.doctor.session", str(visitor.fileno())]
         try:
@@ -99,8 +111,9 @@ class DoctorServer:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            logger.warning("doctor: the visit of %s lasted longer than %g s and was ended", address, VISIT_SECONDS)
+            self._warn("long", "doctor: the visit of %s lasted longer than %g s and was ended", address, VISIT_SECONDS)
             return
         if ended.returncode:
             said = ended.stderr.decode(errors="replace").strip().splitlines()
-            logger.warning("doctor: the visit of %s ended with %d: %s", address, ended.returncode, (said or ["?"])[-1])
+            last = (said or ["?"])[-1]
+            self._warn("failed", "doctor: the visit of %s ended with %d: %s", address, ended.returncode, last)

@@ -79,7 +79,6 @@ class Visit:
 
 def serve_visit(sock: socket.socket) -> None:
     """Answer until the visitor hangs up. Raises `ProtocolError` for what no doctor says, or ``OSError``."""
-    sock.settimeout(wire.STEP_SECONDS)
     greeting = wire.expect(sock, wire.Greeting)
     if greeting.version != wire.VERSION:
         wire.send(sock, wire.Offers(wire.VERSION, platform.node(), library_versions(), {}, {}))

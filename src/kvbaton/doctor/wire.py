@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import time
@@ -15,7 +16,7 @@ from kvbaton.errors import ProtocolError
 VERSION = 1
 MAX_FRAME_BYTES = 2 << 20
 STEP_SECONDS = 20.0
-"""How long the other side may take to answer: transports may wait some seconds for devices."""
+"""How long one message may take, waiting for it included: transports may wait some seconds for devices."""
 
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"KVBD"
@@ -72,14 +73,19 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def send(sock: socket.socket, message: Message) -> None:
-    """Send one frame. Raises ``OSError``."""
+    """Send one frame. Raises ``OSError``, ``TimeoutError`` after `STEP_SECONDS`."""
     packed = _encoder.encode(message)
+    sock.settimeout(STEP_SECONDS)
     sock.sendall(_HEAD.pack(_MAGIC, len(packed)) + packed)
 
 
 def receive(sock: socket.socket) -> Message | None:
-    """The next message; None if the connection ended between two. Raises `ProtocolError`, or ``OSError``."""
-    head = _receive(sock, _HEAD.size)
+    """The next message; None if the connection ended between two.
+
+    Raises `ProtocolError`, or ``OSError``: ``TimeoutError`` if it is not there as a whole after `STEP_SECONDS`.
+    """
+    give_up = time.monotonic() + STEP_SECONDS
+    head = _receive(sock, _HEAD.size, give_up)
     if not head:
         return None
     if len(head) < _HEAD.size or not head.startswith(_MAGIC):
@@ -87,7 +93,7 @@ def receive(sock: socket.socket) -> Message | None:
     length = _HEAD.unpack(head)[1]
     if length > MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame of {length} bytes is longer than a doctor's may be ({MAX_FRAME_BYTES} bytes)")
-    packed = _receive(sock, length)
+    packed = _receive(sock, length, give_up)
     if len(packed) < length:
         raise ProtocolError(f"the connection ended after {len(packed)} of {length} bytes of a frame")
     try:
@@ -118,14 +124,32 @@ def expect(sock: socket.socket, kind: type[Kind]) -> Kind:
     """The next message, of that kind. Raises `ProtocolError` for another one or none, or ``OSError``."""
     message = receive(sock)
     if not isinstance(message, kind):
+        if isinstance(message, Answer) and message.error:
+            raise ProtocolError(f"it refused: {message.error}")
         came = "the connection ended" if message is None else f"{type(message).__name__} came"
         raise ProtocolError(f"{came} where {kind.__name__} was expected")
     return message
 
 
-def _receive(sock: socket.socket, nbytes: int) -> bytes:
+def turn_away(sock: socket.socket, why: str, seconds: float) -> None:
+    """Answer with ``why``, and read away for so many seconds what still comes: a reset would overtake the answer."""
+    give_up = time.monotonic() + seconds
+    with contextlib.suppress(OSError):
+        send(sock, Answer(why))
+        sock.shutdown(socket.SHUT_WR)
+        while _receive(sock, 1 << 12, give_up):
+            pass
+
+
+def _receive(sock: socket.socket, nbytes: int, give_up: float) -> bytes:
+    """So many bytes, or fewer at the end of the connection. Raises ``TimeoutError`` when it is ``give_up``."""
     received = bytearray()
     while len(received) < nbytes:
+        # A timeout on each read alone would let a peer drip bytes for ever.
+        left = give_up - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        sock.settimeout(left)
         part = sock.recv(min(nbytes - len(received), 1 << 16))
         if not part:
             break

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvbaton.errors import ConfigurationError
 from kvbaton.plan import Transfer
-from kvbaton.transport import NAMES, Capabilities
+from kvbaton.transport import AUTO, NAMES, Capabilities
 from kvbaton.transport.executor import (
     CAST_REASON,
     ExecutorName,
@@ -29,6 +29,11 @@ _FABRICS = {name: _ONE_SIDED._replace(costs=costs_of(name)) for name in FABRICS}
 def capabilities_of(name: str) -> Capabilities:
     """What the transport ``name`` can do. Raises `ConfigurationError` for an unknown one."""
     known = {**_HERE, **_FABRICS}
+    if name == AUTO:
+        raise ConfigurationError(
+            f"transport {AUTO} is what works on a machine, which a topology does not know; write the transports that "
+            "'kvbaton doctor' shows there instead, the best first: transport: [shm, nixl, tcp]"
+        )
     if name not in known:
         raise ConfigurationError(f"there is no transport {name!r}; known are {', '.join(known)}")
     return known[name]

@@ -10,13 +10,10 @@ from collections.abc import Mapping, Sequence
 from kvbaton.devices import Choice, Devices
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
-from kvbaton.transport import NAMES, Transport, create
+from kvbaton.transport import AUTO, NAMES, Transport, create
 from kvbaton.transport.preference import best_first, preference
 
 logger = logging.getLogger(__name__)
-
-AUTO = "auto"
-"""Instead of names: every transport that works here, the best first."""
 
 
 def instance_of(transports: Sequence[str | Transport]) -> str:
@@ -73,7 +70,12 @@ def _make(
 ) -> tuple[dict[str, Transport], dict[str, str]]:
     ready: dict[str, Transport] = {}
     left_out: dict[str, str] = {}
-    unused = sorted(options.keys() - {each for each in wanted if isinstance(each, str)})
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(
+            f"transport_options are {options!r}; they must be options by transport: "
+            '{"nixl": {"executor": "packed"}}'
+        )
+    unused = sorted(map(str, options.keys() - {each for each in wanted if isinstance(each, str)}))
     if unused:
         raise ConfigurationError(f"transport_options are given for {', '.join(unused)}, which are not in transports")
     near = functools.cache(lambda: _near(regions))

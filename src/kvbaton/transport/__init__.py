@@ -8,11 +8,14 @@ from kvbaton.devices.choose import Choice
 from kvbaton.errors import ConfigurationError
 from kvbaton.transport.base import Capabilities, Completion, RemotePeer, Transport
 from kvbaton.transport.fabric import FABRICS, open_transport
+from kvbaton.transport.fabric.options import check_text
 
-__all__ = ["NAMES", "Capabilities", "Completion", "RemotePeer", "Transport", "create"]
+__all__ = ["AUTO", "NAMES", "Capabilities", "Completion", "RemotePeer", "Transport", "create"]
 
 NAMES = ("loopback", "shm", "tcp", "nixl", "mooncake", "mori")
 """The transports that `create` knows."""
+AUTO = "auto"
+"""Instead of names, for a manager: every transport that works on its machine, the best first."""
 
 
 def create(
@@ -31,9 +34,11 @@ def create(
     ``options`` tune the transports over a vendor's library (see docs/transports.md); the others have none.
     ``near`` finds the network devices near the memory that will be registered: those are used by transports that can be
     told which, unless ``options`` name some.
-    Raises `ConfigurationError` for an unknown name or option, `AddressError` for an address that cannot be used, and
-    `TransportUnavailable` if this machine lacks what the transport needs.
+    Raises `ConfigurationError` for an unknown name or option and for options that are not text, `AddressError` for an
+    address that cannot be used, and `TransportUnavailable` if this machine lacks what the transport needs.
     """
+    if options is not None:
+        check_text(name, options)
     if name in FABRICS:
         return open_transport(name, instance, bind, advertise, options, near)
     if options:

@@ -11,6 +11,7 @@ import contextlib
 import socket
 import threading
 from collections import Counter
+from collections.abc import Iterator
 
 from kvbaton.transport import wire
 from kvbaton.transport.dial import tune
@@ -136,27 +137,35 @@ class Inbound(abc.ABC):
             connection = Connection(sock)
             with self._lock:
                 pending = sum(not other.instance for other in self._connections)
-                full = pending >= MAX_PENDING or len(self._connections) >= MAX_CONNECTIONS or self._closing.is_set()
+                full = pending >= MAX_PENDING or len(self._connections) >= MAX_CONNECTIONS
+                refused = full or self._closing.is_set()
                 if full:
                     self.counters["full"] += 1
-                else:
+                if not refused:
                     self._connections.add(connection)
                     self._served += 1
                     name = f"kvbaton-{self._dialect.name}-read-{self._served}"
                     connection.thread = threading.Thread(target=self._serve, args=(connection,), name=name, daemon=True)
                     connection.thread.start()
-            if full:
+            if refused:
+                if full:
+                    self._say_full(sock)
                 sock.close()
 
+    def _say_full(self, sock: socket.socket) -> None:
+        """Tell a writer, before it greeted, that there is no room; without waiting for it."""
+        with contextlib.suppress(OSError):
+            sock.setblocking(False)
+            wire.send_answer(sock, self._dialect, wire.FULL, self._instance)
+            sock.shutdown(socket.SHUT_WR)
+            # A reset, which follows where something is left unread, may overtake the answer.
+            sock.recv(wire.MAX_GREETING)
+
     def _serve(self, connection: Connection) -> None:
-        # A slow greeter is cut off from outside: a timeout on each read would let it drip bytes for ever.
-        guard = threading.Timer(GREETING_SECONDS, connection.cut_off)
-        guard.name, guard.daemon = f"{threading.current_thread().name}-guard", True
-        guard.start()
         greeted = False
         try:
-            greeted = self._greeted(connection)
-            guard.cancel()
+            with self._cut_off_after(connection, GREETING_SECONDS):
+                greeted = self._greeted(connection)
             if greeted:
                 self._receive(connection)
         except (OSError, EOFError):
@@ -164,12 +173,24 @@ class Inbound(abc.ABC):
         except ValueError:
             self._count("frame" if connection.instance else "greeting")
         finally:
-            guard.cancel()
             with self._lock:
                 self._connections.discard(connection)
             if greeted:
                 self._over(connection)
             connection.sock.close()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _cut_off_after(connection: Connection, seconds: float) -> Iterator[None]:
+        """Let what is done inside take so many seconds, all of it together, and no longer."""
+        # From outside: a timeout on each read would let a writer drip bytes for ever.
+        guard = threading.Timer(seconds, connection.cut_off)
+        guard.name, guard.daemon = f"{threading.current_thread().name}-guard", True
+        guard.start()
+        try:
+            yield
+        finally:
+            guard.cancel()
 
     def _greeted(self, connection: Connection) -> bool:
         sock = connection.sock

@@ -32,13 +32,15 @@ REFUSALS = {
     WRONG_VERSION: "it speaks another version of the {} transport; install the same kvbaton on both sides",
     WRONG_TOKEN: "its token differs: another process listens at that address now; get its new descriptor",
     FENCED: "it has fenced this instance; a new process needs a new instance id",
-    FULL: "it has too many connections",
+    FULL: "it is full: it has too many connections, or too many that are beginning; try again",
 }
 
 WAIT_ALL = getattr(socket, "MSG_WAITALL", 0)
 
 _GREETING = struct.Struct(f"<8sH{TOKEN_BYTES}sB")
 _ANSWER = struct.Struct("<8sHBB")
+MAX_GREETING = _GREETING.size + MAX_INSTANCE
+"""Bytes of a greeting."""
 
 Instance = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_INSTANCE)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]

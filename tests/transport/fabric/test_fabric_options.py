@@ -81,3 +81,17 @@ def test_slabs_are_in_memory_that_starts_on_a_page_and_is_zero():
     assert area.region.nbytes == len(area.view) == 5 * 8192
     assert [area.landing(2), area.staging(0), area.staging(1)] == [16384, 24576, 32768]
     assert not np.frombuffer(area.view, dtype=np.uint8).any()
+
+
+@pytest.mark.parametrize("name", ["nixl", "mooncake", "mori", "memory", "tcp"])
+@pytest.mark.parametrize("options", [{"slabs": 5}, {"slab_bytes": 2 << 20}, {"executor": True}, {"devices": ["eth0"]}])
+def test_values_that_are_not_text_are_refused_by_name_before_a_library_is_asked(name, options):
+    (option,) = options
+    with pytest.raises(ConfigurationError, match=f"the option {option} of {name} is .*; values of options are text"):
+        create(name, instance="no-text", options=options)
+
+
+@pytest.mark.parametrize("options", ["packed", b"packed", [("executor", "packed")], 5])
+def test_options_that_are_no_mapping_are_refused(options):
+    with pytest.raises(ConfigurationError, match=r"the options of nixl are .*both text"):
+        create("nixl", instance="no-mapping", options=options)

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 
 import msgspec
 import numpy as np
@@ -12,9 +13,9 @@ from fabric_ends import eventually
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
-from kvbaton.transport import wire
+from kvbaton.transport import inbound, wire
 from kvbaton.transport.conformance.case import CANARY, rows
-from kvbaton.transport.fabric import side
+from kvbaton.transport.fabric import receiver, side
 from kvbaton.transport.fabric.memory import MemoryFabric
 from kvbaton.transport.fabric.transport import FabricTransport
 
@@ -102,6 +103,37 @@ def test_a_hello_that_is_none_ends_that_connection_only(target, bystander, hello
         sock.sendall(HELLOS[hello])
         assert closed(sock)
     assert eventually(lambda: target.counters == {"frame": 1})
+
+
+def drip(sock):
+    """Send a byte now and then, for ten seconds or until the other side hangs up."""
+    for _ in range(500):
+        sock.sendall(b"\0")
+        time.sleep(0.02)
+
+
+def test_a_hello_that_drips_is_cut_off(target, bystander, monkeypatch):
+    """Each read gets a byte in time, but the hello as a whole does not come."""
+    monkeypatch.setattr(receiver, "HELLO_SECONDS", 0.3)
+    with greeted(target) as sock:
+        sock.sendall(struct.pack("<I", side.MAX_HELLO))
+        with pytest.raises(ConnectionError):
+            drip(sock)
+    assert eventually(lambda: target._receiver.connections == 1)
+
+
+def test_a_writer_that_comes_while_too_many_begin_hears_that_it_is_full(target, bystander, monkeypatch):
+    monkeypatch.setattr(inbound, "MAX_PENDING", 2)
+    described = side.decode_descriptor(target.describe(), "memory")
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(socket.create_connection((described.host, described.port), timeout=10))
+        assert eventually(lambda: target._receiver.connections == 3)
+        writer = stack.enter_context(contextlib.closing(transport("writer")))
+        writer.register([Region.of(np.zeros(64, np.uint8))])
+        with pytest.raises(TransportUnavailable, match=r"the peer .* refused: it is full"):
+            writer.connect(target.describe())
+    assert eventually(lambda: target._receiver.connections == 1)
 
 
 def test_strangers_without_the_token_learn_nothing(target, bystander):

@@ -14,6 +14,21 @@ _SIZE = re.compile(r"(\d+)\s*(|[KMG]iB)")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
+def check_text(name: str, options: object) -> None:
+    """Raise `ConfigurationError` if the ``options`` of the transport ``name`` are no mapping of text to text."""
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(
+            f'the options of {name} are {options!r}; they must be names with their values, both text: {{"slabs": "16"}}'
+        )
+    for option, value in options.items():
+        if not isinstance(option, str):
+            raise ConfigurationError(f"{name} has no option {option!r}; names of options are text")
+        if not isinstance(value, str):
+            raise ConfigurationError(
+                f"the option {option} of {name} is {value!r}; values of options are text, in quotes"
+            )
+
+
 class FabricOptions(NamedTuple):
     """What a user may tune of any fabric transport.
 

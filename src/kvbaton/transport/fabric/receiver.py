@@ -18,6 +18,7 @@ from kvbaton.transport.inbound import FENCE_WAIT, Connection, Inbound
 GOODBYE_WAIT = 0.25
 """Seconds that the first fence of an instance waits for its goodbye."""
 HELLO_SECONDS = 5.0
+"""How long a writer may take from its greeting until it has its welcome."""
 
 
 class FabricReceiver(Inbound):
@@ -95,10 +96,8 @@ class FabricReceiver(Inbound):
         return any(guest.direct for guest in open_guests) or self._departed.may_write(instance)
 
     def _receive(self, connection: Connection) -> None:
-        connection.sock.settimeout(HELLO_SECONDS)
-        hello = side.read(connection.sock, side.Hello, side.MAX_HELLO)
-        guest = self._welcome(connection, hello)
-        connection.sock.settimeout(None)
+        with self._cut_off_after(connection, HELLO_SECONDS):
+            guest = self._welcome(connection, side.read(connection.sock, side.Hello, side.MAX_HELLO))
         if guest is None:
             return
         error = ""
