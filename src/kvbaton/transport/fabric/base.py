@@ -7,7 +7,8 @@ Promises, the same for every library:
 
 * **Completion.** A handle that ends without error has all its bytes where the peer's CPU (or device) sees them.
 * **Once.** Each handle that `Fabric.post` took is reported once by `Fabric.poll`, also when the peer dies. The library
-  touches no memory for it any more.
+  touches no memory for it any more. What it cannot take back from a peer that was let go of is reported when it is
+  over, if ever.
 * **No order.** Neither of handles, nor of the bytes of one.
 * **Refusals are errors.** What the library would answer with an abort of the process, an endless wait or a silent
   loss is found out before it is asked: `post` raises `TransportError`.

@@ -58,11 +58,14 @@ class NixlPeer(FabricPeer):
         super().__init__(name)
         self.connection = connection
         self.regions = regions
+        self.requests = 0
+        self.left = False
+        """Whether it was let go of; its agent is forgotten when its last request is over."""
 
     @property
     def alive(self) -> bool:
         """As `FabricPeer.alive`: False after the first write that failed."""
-        return self.connection.alive
+        return self.connection.alive and not self.left
 
 
 class _Request(NamedTuple):
@@ -151,6 +154,8 @@ class NixlFabric(Fabric):
     def post(self, peer: FabricPeer, writes: Writes, handle: int) -> None:
         """As `Fabric.post`."""
         assert isinstance(peer, NixlPeer)
+        if peer.left:
+            raise TransportError(f"NIXL is not connected to peer {peer.name} any more; connect again")
         here, there = self._regions[writes.local_region], peer.regions[writes.remote_region]
         rows = np.empty((2, len(writes.lengths), 3), np.int64)
         np.add(writes.local_offsets, here.address, out=rows[0, :, 0])
@@ -163,6 +168,7 @@ class NixlFabric(Fabric):
         except self._errors as error:
             raise TransportError(self._failed(peer, error)) from error
         self._requests[handle] = _Request(peer, request)
+        peer.requests += 1
         if state == "DONE":
             self._end(handle)
 
@@ -180,24 +186,25 @@ class NixlFabric(Fabric):
         return ended
 
     def disconnect(self, peer: FabricPeer) -> bool:
-        """As `Fabric.disconnect`. True once all that was posted is over; an agent cannot take it back."""
+        """As `Fabric.disconnect`. Waits for all that was posted: an agent cannot take it back."""
         assert isinstance(peer, NixlPeer)
         deadline = time.monotonic() + DISCONNECT_SECONDS
         reported: list[Ended] = []
-        while self._handles(peer) and time.monotonic() < deadline:
+        while peer.requests and time.monotonic() < deadline:
             reported += self.poll()
             self.wait(1e-3)
-        left = self._give_up(peer)
         self._ended = reported + self._ended
-        self._drop(peer)
-        return not left
+        if not peer.left:
+            peer.left = True
+            self._drop_if_over(peer)
+        return not peer.requests
 
     def close(self) -> None:
         """As `Fabric.close`."""
         if self._agent is None:
             return
-        for peer in {request.peer for request in self._requests.values()}:
-            self._give_up(peer)
+        for handle in list(self._requests):
+            self._end(handle, "the writes did not end before NIXL did")
         with self._lock:
             for connection in list(self._connections.values()):
                 self._forget(connection)
@@ -213,19 +220,13 @@ class NixlFabric(Fabric):
         lists = [self._agent.get_xfer_descs(rows, _KINDS[kind]) for rows, kind in (here, there)]
         return self._agent.initialize_xfer(operation, *lists, agent)
 
-    def _handles(self, peer: NixlPeer) -> list[int]:
-        return [handle for handle, request in self._requests.items() if request.peer is peer]
-
-    def _give_up(self, peer: NixlPeer) -> int:
-        handles = self._handles(peer)
-        for handle in handles:
-            self._end(handle, f"the writes to {peer.name} did not end; NIXL cannot take them back")
-        return len(handles)
-
     def _end(self, handle: int, error: str = "") -> None:
+        peer, request = self._requests.pop(handle)
         with contextlib.suppress(*self._errors):
-            self._requests.pop(handle).request.release()
+            request.release()
         self._ended.append(Ended(handle, error))
+        peer.requests -= 1
+        self._drop_if_over(peer)
 
     def _failed(self, peer: NixlPeer, error: BaseException) -> str:
         """The text for a request that failed; after most failures the connection is of no more use."""
@@ -266,6 +267,10 @@ class NixlFabric(Fabric):
         if place.tobytes() != described.token:
             peer.connection.alive = False
             raise TransportUnavailable(f"another process answers over NIXL in the place of peer {peer.name}")
+
+    def _drop_if_over(self, peer: NixlPeer) -> None:
+        if peer.left and not peer.requests:
+            self._drop(peer)
 
     def _drop(self, peer: NixlPeer) -> None:
         with self._lock:
