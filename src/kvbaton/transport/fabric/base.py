@@ -132,10 +132,10 @@ class Fabric(abc.ABC):
 
     @abc.abstractmethod
     def disconnect(self, peer: FabricPeer) -> bool:
-        """Let go of a peer; its handles end with an error, reported by the next `poll`.
+        """Let go of a peer, for which nothing is posted any more; returns at once, and may be called again.
 
-        Takes back what was posted, or waits for it if the library cannot take it back, a few seconds at most. False:
-        the library may still read this process's memory for it.
+        Takes back what the library can take back: that ends with an error. Whether all handles of the peer are over,
+        and reported by the next `poll` at the latest. False: the library may still read this process's memory for it.
         """
 
     def revoke(self, name: str) -> bool:

@@ -154,9 +154,9 @@ class MoriFabric(Fabric):
             super().wait(seconds)
 
     def disconnect(self, peer: FabricPeer) -> bool:
-        """As `Fabric.disconnect`. Waits for what was posted, which MORI-IO cannot take back."""
+        """As `Fabric.disconnect`. MORI-IO cannot take back what was posted."""
         assert isinstance(peer, MoriPeer)
-        return self._let_go(peer, time.monotonic() + DISCONNECT_SECONDS)
+        return self._let_go(peer, time.monotonic())
 
     def close(self) -> None:
         """As `Fabric.close`. What is still under way after a few seconds ends with the library's queue pairs."""
@@ -205,6 +205,7 @@ class MoriFabric(Fabric):
 
     def _let_go(self, peer: MoriPeer, deadline: float) -> bool:
         peer.connected = False
+        self._collect()
         while self._uses(peer) and time.monotonic() < deadline:
             self.wait(1e-3)
             self._collect()

@@ -4,7 +4,7 @@ What the library does not promise, and what is done about it:
 
 * A peer that was killed is noticed at once over TCP and shared memory, over RDMA within about four seconds: with the
   settings of UCX in `nixl_backend`, unless the environment has its own.
-* What was posted cannot be taken back: `NixlFabric.disconnect` waits for it. A closed agent reads nothing any more.
+* What was posted cannot be taken back, and is reported when it is over. A closed agent reads nothing any more.
 * UCX takes TCP where RDMA does not work, in silence. ``protocol=rdma`` forbids that, and named devices are looked for
   before UCX is asked. `NixlFabric.connect` reads a token from the peer: a way that does not work is found out there,
   and so is another process in the place of the one that was meant.
@@ -37,7 +37,6 @@ from kvbaton.transport.fabric.nixl_descriptor import TOKEN_BYTES, NixlDescriptor
 OPTIONS = nixl_backend.OPTIONS
 devices_option = nixl_backend.devices_option
 CONNECT_SECONDS = 5.0
-DISCONNECT_SECONDS = 5.0
 _SLOTS = 256
 _KINDS = {"host": "DRAM", "cuda": "VRAM"}
 
@@ -174,29 +173,18 @@ class NixlFabric(Fabric):
 
     def poll(self) -> list[Ended]:
         """As `Fabric.poll`."""
-        for handle, (peer, request) in list(self._requests.items()):
-            try:
-                state = self._agent.check_xfer_state(request)
-            except self._errors as error:
-                self._end(handle, self._failed(peer, error))
-            else:
-                if state != "PROC":
-                    self._end(handle)
+        self._check_requests()
         ended, self._ended = self._ended, []
         return ended
 
     def disconnect(self, peer: FabricPeer) -> bool:
-        """As `Fabric.disconnect`. Waits for all that was posted: an agent cannot take it back."""
+        """As `Fabric.disconnect`. An agent cannot take back what was posted."""
         assert isinstance(peer, NixlPeer)
-        deadline = time.monotonic() + DISCONNECT_SECONDS
-        reported: list[Ended] = []
-        while peer.requests and time.monotonic() < deadline:
-            reported += self.poll()
-            self.wait(1e-3)
-        self._ended = reported + self._ended
         if not peer.left:
             peer.left = True
             self._drop_if_over(peer)
+        if peer.requests:
+            self._check_requests()
         return not peer.requests
 
     def close(self) -> None:
@@ -215,6 +203,16 @@ class NixlFabric(Fabric):
     def found(self) -> list[str]:
         """As `Fabric.found`."""
         return [f"{name} ({kind})" for name, kind in nixl_backend.devices_found().items()]
+
+    def _check_requests(self) -> None:
+        for handle, (peer, request) in list(self._requests.items()):
+            try:
+                state = self._agent.check_xfer_state(request)
+            except self._errors as error:
+                self._end(handle, self._failed(peer, error))
+            else:
+                if state != "PROC":
+                    self._end(handle)
 
     def _request(self, operation: str, here: tuple[Int64s, str], there: tuple[Int64s, str], agent: str) -> Any:
         lists = [self._agent.get_xfer_descs(rows, _KINDS[kind]) for rows, kind in (here, there)]
