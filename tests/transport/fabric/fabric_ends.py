@@ -23,6 +23,11 @@ def eventually(condition, seconds=LIMIT):
     return True
 
 
+def let_go(fabric, peer):
+    """Whether the library gets done with a peer."""
+    return eventually(lambda: fabric.disconnect(peer))
+
+
 class Ends:
     """A writer and a destination of ``nbytes`` each."""
 

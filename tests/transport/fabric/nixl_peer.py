@@ -43,7 +43,7 @@ def destination(nbytes, connection):
 
 
 def stuck_writer(nbytes, descriptor, destination_pid, connection):
-    """Write to a process that was stopped; say what `disconnect` says; free the memory; end in the ordinary way."""
+    """Write to a process that was stopped, let go of it, have it go on; say what was told of that."""
     memory = mmap.mmap(-1, nbytes)
     fabric = NixlFabric("writer")
     fabric.register([Region.of(np.frombuffer(memory, dtype=np.uint8))])
@@ -52,10 +52,31 @@ def stuck_writer(nbytes, descriptor, destination_pid, connection):
     for handle in range(8):
         fabric.post(peer, pieces(np.arange(nbytes // 4096), 4096), handle)
     clean = fabric.disconnect(peer)
-    ended = fabric.poll()
+    early = fabric.poll()
+    # Only now may the library get done with what it has.
+    os.kill(destination_pid, signal.SIGCONT)
+    late = []
+    limit = time.monotonic() + 20
+    while len(early) + len(late) < 8 and time.monotonic() < limit:
+        late += fabric.poll()
+    connection.send((clean, [handle for handle, _ in early], [handle for handle, _ in late]))
     fabric.close()
     memory.close()
-    connection.send((clean, sorted(handle for handle, _ in ended), [bool(error) for _, error in ended]))
+
+
+def leaving_writer(nbytes, descriptor, destination_pid, connection):
+    """Write to a process that was stopped; free the memory all the same; end in the ordinary way."""
+    memory = mmap.mmap(-1, nbytes)
+    fabric = NixlFabric("writer")
+    fabric.register([Region.of(np.frombuffer(memory, dtype=np.uint8))])
+    peer = fabric.connect(descriptor, "destination")
+    os.kill(destination_pid, signal.SIGSTOP)
+    for handle in range(8):
+        fabric.post(peer, pieces(np.arange(nbytes // 4096), 4096), handle)
+    fabric.disconnect(peer)
+    fabric.close()
+    memory.close()
+    connection.send("freed")
 
 
 def transport_destination(executor, nbytes, connection):

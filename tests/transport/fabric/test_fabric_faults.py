@@ -81,6 +81,7 @@ def test_the_end_of_the_side_channel_is_the_end_of_the_peer(make, executor):
 
 def test_endless_writes_are_taken_back_by_a_disconnect(make, executor, monkeypatch):
     monkeypatch.setattr(link, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
     ends = make(executor)
     ends.stick()
     ends.write(2)
@@ -96,6 +97,7 @@ def test_endless_writes_are_taken_back_by_a_disconnect(make, executor, monkeypat
 
 def test_memory_that_a_library_may_still_read_is_kept_and_told(make, executor, monkeypatch, caplog):
     monkeypatch.setattr(link, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
     kept = []
     monkeypatch.setattr(pump, "_KEPT", kept)
     ends = make(executor)
@@ -112,6 +114,7 @@ def test_memory_that_a_library_may_still_read_is_kept_and_told(make, executor, m
 
 def test_a_staging_slab_that_a_library_may_still_read_is_used_again_only_when_it_says_so(make, monkeypatch):
     monkeypatch.setattr(link, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
     monkeypatch.setattr(pump, "_KEPT", [])
     ends = make("packed", slabs="64", staging_slabs="1")
     ends.stick(stubborn=True)
@@ -160,6 +163,7 @@ def test_a_library_that_raises_breaks_its_peers_but_not_the_thread(make, executo
 
     monkeypatch.setattr(ends.fabrics[0], "poll", failing)
     monkeypatch.setattr(link, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
     monkeypatch.setattr(pump, "_KEPT", [])
     with caplog.at_level(logging.CRITICAL):
         ends.write(1)
@@ -169,6 +173,35 @@ def test_a_library_that_raises_breaks_its_peers_but_not_the_thread(make, executo
     ends.peer = ends.writer.connect(ends.destination.describe())
     ends.write(2)
     assert ends.errors(2) == [""]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_peer_that_is_let_go_of_holds_up_no_other(make, executor, monkeypatch, caplog, goes_on):
+    monkeypatch.setattr(pump, "_KEPT", [])
+    ends = make(executor, slabs="64", staging_slabs="8")
+    first = ends.peer
+    ends.stick(stubborn=True)
+    ends.fabrics[1].faults.stopped, ends.fabrics[0].faults.stuck = True, False
+    leaving = threading.Thread(target=ends.writer.disconnect, args=(first,))
+    leaving.start()
+    assert eventually(lambda: first._state == link.LETTING_GO)
+    other = Ends(executor)
+    ends.peer = ends.writer.connect(other.destination.describe())
+    other.destination.admit(ends.writer.describe())
+    ends.write(2)
+    assert ends.errors(2) == [""]
+    assert first._state == link.LETTING_GO, "the library was waited for"
+    np.testing.assert_array_equal(other.target, ends.source)
+    if goes_on:
+        ends.fabrics[1].faults.stopped = False
+    else:
+        monkeypatch.setattr(link, "DRAIN_SECONDS", 0.0)
+        first._deadline = 0.0
+    leaving.join(20)
+    assert not leaving.is_alive()
+    assert ("could not take back" in caplog.text) is not goes_on
+    ends.fabrics[1].faults.stopped = False
+    other.close()
 
 
 def test_packed_writers_are_fenced_while_they_are_stuck(make):
@@ -182,6 +215,7 @@ def test_packed_writers_are_fenced_while_they_are_stuck(make):
 
 def test_a_writer_that_packs_by_itself_is_fenced_though_the_regions_are_exposed(make, monkeypatch):
     monkeypatch.setattr(link, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
     monkeypatch.setattr(pump, "_KEPT", [])
     ends = make("packed", theirs="auto")
     ends.stick(stubborn=True)
@@ -200,6 +234,7 @@ def test_a_direct_writer_is_fenced_by_its_own_word(make):
 
 
 def test_a_direct_writer_whose_library_goes_on_is_not_declared_fenced(make, monkeypatch):
+    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
     monkeypatch.setattr(pump, "_KEPT", [])
     ends = make("direct")
     ends.stick(stubborn=True)

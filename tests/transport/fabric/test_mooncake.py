@@ -5,6 +5,7 @@ import signal
 import msgspec
 import numpy as np
 import pytest
+from fabric_ends import let_go
 from mooncake_process import CANARY, MISSING, TCP, Owner, Relay, finish, pieces
 
 from kvbaton.errors import TransportError, TransportUnavailable
@@ -108,7 +109,7 @@ def test_killed_peer_ends_every_handle_and_a_new_one_is_reached(fabric, owner, p
     assert peer.alive is False
     with pytest.raises(TransportUnavailable, match="does not answer"):
         fabric.connect(owner.descriptor, "owner")
-    assert fabric.disconnect(peer) is True
+    assert let_go(fabric, peer)
     other = start()
     fabric.post(fabric.connect(other.descriptor, "owner"), pieces([1], [1], MIB), 100)
     assert finish(fabric, 100) == [""]
@@ -123,7 +124,7 @@ def test_revoked_memory_fails_its_write_only_and_the_peer_comes_back(fabric, own
     assert fine == ""
     assert peer.alive is False
     assert owner.ask("give back", 1) == 0
-    assert fabric.disconnect(peer) is True
+    assert let_go(fabric, peer)
     again = fabric.connect(owner.descriptor, "owner")
     assert again.alive is True
     fabric.post(again, pieces([3], [4], 4096, region=1), 3)
@@ -151,8 +152,7 @@ def test_process_that_took_the_place_of_another_is_reached(fabric, start):
         assert (new.content() != CANARY).all()
 
 
-def test_post_does_not_wait_for_a_peer_that_stands_still(fabric, owner, peer, monkeypatch):
-    monkeypatch.setattr(mooncake, "DISCONNECT_SECONDS", 0.2)
+def test_post_does_not_wait_for_a_peer_that_stands_still(fabric, owner, peer):
     other = fabric.connect(owner.descriptor, "owner")
     owner.signal(signal.SIGSTOP)
     fabric.post(peer, pieces(np.arange(32), np.arange(32), MIB), 1)
@@ -171,7 +171,7 @@ def test_post_does_not_wait_for_a_peer_that_stands_still(fabric, owner, peer, mo
 
 def test_disconnect_takes_back_what_waits(fabric, owner, peer):
     fabric.post(peer, pieces(np.arange(50_000), np.arange(50_000), 256), 1)
-    assert fabric.disconnect(peer) is True
+    assert let_go(fabric, peer)
     ((handle, error),) = fabric.poll()
     assert (handle, "was closed" in error) == (1, True)
     found = owner.content()

@@ -15,6 +15,7 @@ import pytest
 if os.environ.get("RDMA_VM") != "1":
     pytest.skip("this machine has no RDMA devices to break: make test-rdma", allow_module_level=True)
 
+from fabric_ends import let_go
 from mooncake_process import (
     CANARY,
     MISSING,
@@ -135,7 +136,7 @@ def test_link_that_goes_down_for_a_second(here, owner, peer, data):
         np.testing.assert_array_equal(owner.content(), data)
     if not second:
         assert (owner.content(1)[4096:8192] != CANARY).all()
-    assert here.disconnect(peer) is True
+    assert let_go(here, peer)
     # The library uses a device again some seconds after its port came back.
     again = []
 
@@ -158,7 +159,7 @@ def test_memory_that_the_peer_takes_away_and_gives_back(here, owner, peer):
     assert peer.alive is False
     assert (owner.content(1) == CANARY).all()
     assert owner.ask("give back", 1) == 0
-    assert here.disconnect(peer) is True
+    assert let_go(here, peer)
     again = here.connect(owner.descriptor, "owner")
     here.post(again, pieces([3], [4], 4096, region=1), 2)
     assert finish(here, 2) == [""]

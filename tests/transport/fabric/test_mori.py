@@ -11,6 +11,7 @@ import time
 import mori_process
 import numpy as np
 import pytest
+from fabric_ends import let_go
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
@@ -142,7 +143,7 @@ def test_scattered_writes_land_in_another_process(writer, options):
         assert set(end(writer, len(posts)).values()) == {""}
         np.testing.assert_array_equal(content(connection), applied(writes, writer.source, 4 * MIB))
         assert peer.alive
-        assert writer.disconnect(peer) is True
+        assert let_go(writer, peer)
 
 
 def test_as_much_as_the_limits_allow_never_fills_a_queue(writer, options):
@@ -171,7 +172,7 @@ def test_a_peer_killed_in_the_middle_of_writes_fails_them(writer, options):
             writer.post(peer, Writes(0, 0, *everything), 1000)
         with pytest.raises(TransportUnavailable):
             writer.connect(descriptor, "destination")
-        assert writer.disconnect(peer) is True
+        assert let_go(writer, peer)
     # Another life of it is another peer.
     with started(mori_process.fabric, options, 4 * MIB) as (_, connection):
         peer = writer.connect(receive(connection), "destination")

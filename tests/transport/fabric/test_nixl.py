@@ -12,12 +12,14 @@ import pytest
 
 pytest.importorskip("nixl_cu13", reason="NIXL is not installed: make setup-fabrics")
 
+from fabric_ends import let_go
 from nixl_peer import (
     CANARY,
     LIMIT,
     SMALL,
     collect,
     destination,
+    leaving_writer,
     pieces,
     receive,
     started,
@@ -93,7 +95,7 @@ def test_a_hundred_thousand_pieces_in_one_write(here):
         # The content is taken at the time the handle has ended: visibility, not luck.
         connection.send("content")
         found = np.frombuffer(connection.recv_bytes(), dtype=np.uint8).reshape(count, 2 * size)
-        assert here.disconnect(peer) is True
+        assert let_go(here, peer)
     np.testing.assert_array_equal(found[order[::-1], :size], data.reshape(count, size)[order])
     assert (found[:, size:] == CANARY).all()
 
@@ -128,7 +130,7 @@ def test_peer_that_is_killed_in_the_middle_of_writes(here):
         # It is not reaped yet: a zombie must count as gone.
         with pytest.raises(TransportUnavailable):
             here.connect(descriptor, "destination")
-        assert here.disconnect(peer) is True
+        assert let_go(here, peer)
         assert here.poll() == []
 
 
@@ -146,7 +148,7 @@ def test_memory_that_the_peer_takes_away(here):
         assert connection.poll(30)
         assert connection.recv() == "revoked"
         assert process.is_alive()
-        assert here.disconnect(peer) is True
+        assert let_go(here, peer)
 
 
 def test_more_writes_under_way_than_anybody_needs(here):
@@ -156,19 +158,29 @@ def test_more_writes_under_way_than_anybody_needs(here):
         for handle in range(1000):
             here.post(peer, pieces([handle % 256], 4096), handle)
         assert set(collect(here, 1000).values()) == {""}
-        assert here.disconnect(peer) is True
+        assert let_go(here, peer)
 
 
 def test_peer_that_is_stopped_is_not_waited_for_for_ever(tls):
     with started(destination, 4 * MIB) as (stopped, offered):
         descriptor = receive(offered)
-        with started(stuck_writer, 4 * MIB, descriptor, stopped.pid) as (process, connection):
+        with started(leaving_writer, 4 * MIB, descriptor, stopped.pid) as (process, connection):
             assert connection.poll(30), "the writer hangs"
-            clean, handles, errors = connection.recv()
+            assert connection.recv() == "freed"
             process.join(30)
             assert process.exitcode == 0, "the writer crashed after it had freed its memory"
-    assert handles == list(range(8))
-    assert clean is not any(errors), "disconnect must say False exactly if something was left behind"
+
+
+def test_writes_that_were_not_taken_back_are_reported_when_they_are_over(tls):
+    with started(destination, 4 * MIB) as (stopped, offered):
+        descriptor = receive(offered)
+        with started(stuck_writer, 4 * MIB, descriptor, stopped.pid) as (process, connection):
+            assert connection.poll(60), "the writer hangs"
+            clean, early, late = connection.recv()
+            process.join(30)
+            assert process.exitcode == 0
+    assert sorted(early + late) == list(range(8))
+    assert clean is not bool(late), "disconnect must say False exactly if something was left behind"
 
 
 @pytest.fixture(params=["packed", "direct"])
@@ -240,10 +252,10 @@ def test_two_connections_to_one_peer_end_apart(here):
         descriptor = receive(connection)
         first, second = here.connect(descriptor, "destination"), here.connect(descriptor, "destination")
         here.post(first, pieces([0], 4096), 1)
-        assert here.disconnect(first) is True
+        assert let_go(here, first)
         here.post(second, pieces([1], 4096), 2)
         assert collect(here, 2) == {1: "", 2: ""}
-        assert here.disconnect(second) is True
+        assert let_go(here, second)
         third = here.connect(descriptor, "destination")
         here.post(third, pieces([2], 4096), 3)
         assert collect(here, 1) == {3: ""}

@@ -19,6 +19,7 @@ if os.environ.get("RDMA_VM") != "1":
     pytest.skip("this machine has no RDMA devices to break: make test-rdma", allow_module_level=True)
 pytest.importorskip("nixl_cu13", reason="NIXL is not installed: make setup-fabrics")
 
+from fabric_ends import let_go
 from nixl_peer import CANARY, collect, destination, pieces, receive, started
 
 from kvbaton.errors import TransportError, TransportUnavailable
@@ -142,7 +143,7 @@ def test_content_arrives_over_the_link(here, there, faults, piece):
         peer = here.connect(descriptor, "destination")
         with link_with(*faults) if faults else contextlib.nullcontext():
             write_all(here, peer, connection, data, piece, 1)
-        assert here.disconnect(peer) is True
+        assert let_go(here, peer)
 
 
 def test_outage_of_a_second_is_waited_for(here, there):
@@ -162,7 +163,7 @@ def test_outage_of_a_second_is_waited_for(here, there):
             write_all(here, peer, connection, data, 4096, 1)
         finally:
             assert ended.wait(60)
-        assert here.disconnect(peer) is True
+        assert let_go(here, peer)
 
 
 def test_port_that_is_down_for_a_while_harms_no_idle_connection(here, there):
@@ -175,7 +176,7 @@ def test_port_that_is_down_for_a_while_harms_no_idle_connection(here, there):
         run("bash", "-c", "ip link set v0 up && bash /run/rdma-vm/net.sh")
         assert process.is_alive()
         write_all(here, peer, connection, data, 4096, 1)
-        assert here.disconnect(peer) is True
+        assert let_go(here, peer)
 
 
 def test_peer_that_is_killed_in_the_middle_of_writes(here, there):
@@ -201,7 +202,7 @@ def test_peer_that_is_killed_in_the_middle_of_writes(here, there):
         assert not peer.alive
         with pytest.raises(TransportError):
             here.post(peer, everything, 100)
-        assert here.disconnect(peer) is True
+        assert let_go(here, peer)
         with pytest.raises(TransportUnavailable):
             here.connect(descriptor, "destination")
 
@@ -217,7 +218,7 @@ def test_memory_that_the_peer_takes_away(here, there):
             here.post(peer, pieces(np.arange(64), 65536), 1)
             assert collect(here, 1)[1], "the peer has let go of its memory, but a write to it succeeded"
         assert process.is_alive()
-        assert here.disconnect(peer) is True
+        assert let_go(here, peer)
 
 
 def test_device_that_is_not_there_is_refused_with_those_that_are():

@@ -7,7 +7,8 @@ Promises, the same for every library:
 
 * **Completion.** A handle that ends without error has all its bytes where the peer's CPU (or device) sees them.
 * **Once.** Each handle that `Fabric.post` took is reported once by `Fabric.poll`, also when the peer dies. The library
-  touches no memory for it any more.
+  touches no memory for it any more. What it cannot take back from a peer that was let go of is reported when it is
+  over, if ever.
 * **No order.** Neither of handles, nor of the bytes of one.
 * **Refusals are errors.** What the library would answer with an abort of the process, an endless wait or a silent
   loss is found out before it is asked: `post` raises `TransportError`.
@@ -131,10 +132,10 @@ class Fabric(abc.ABC):
 
     @abc.abstractmethod
     def disconnect(self, peer: FabricPeer) -> bool:
-        """Let go of a peer; its handles end with an error, reported by the next `poll`.
+        """Let go of a peer, for which nothing is posted any more; returns at once, and may be called again.
 
-        Takes back what was posted, or waits for it if the library cannot take it back, a few seconds at most. False:
-        the library may still read this process's memory for it.
+        Takes back what the library can take back: that ends with an error. Whether all handles of the peer are over,
+        and reported by the next `poll` at the latest. False: the library may still read this process's memory for it.
         """
 
     def revoke(self, name: str) -> bool:

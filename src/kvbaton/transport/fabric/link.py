@@ -26,13 +26,18 @@ logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 1.0
 """How long a disconnect waits for what is under way, and then for the peer to close its end."""
+LET_GO_SECONDS = 5.0
+"""How long the library may need to get done with a peer that is let go of."""
+RETRY_SECONDS = 5e-3
+"""How long until it is asked again, and a side channel that takes no more."""
 STOP_SECONDS = 60.0
 """How long `Link.stop` waits for the pump, which a library may hold up."""
 DIRECT_POSTS = 8
 """Direct posts to one peer that are under way at a time: so many are quickly taken back."""
 RECEIVE_BYTES = 1 << 16
 
-OPEN, DRAINING, LEAVING, OVER = range(4)
+OPEN, DRAINING, LETTING_GO, LEAVING, OVER = range(5)
+"""A link drains what is under way, has the library let go of the peer, says goodbye, and is over."""
 
 
 class Remote(NamedTuple):
@@ -120,6 +125,8 @@ class Link(RemotePeer):
         self._state = OPEN
         self._deadline: float | None = None
         self._reason = ""
+        self._hung_up = False
+        """Whether the peer sends nothing more."""
         self._ended = threading.Event()
         sock.setblocking(False)
         pump.call(self._begin)
@@ -165,11 +172,15 @@ class Link(RemotePeer):
     def tick(self, now: float) -> float | None:
         """As `Driven.tick`."""
         if self._state == DRAINING and (not self._outstanding or self._due(now)):
-            self._leave()
-        elif self._state == LEAVING and self._due(now):
-            self._finish()
+            self._let_go()
+        elif self._state == LETTING_GO:
+            self._try_to_leave(given_up=self._due(now))
+        elif self._state == LEAVING and (self._hung_up or self._due(now)):
+            self._say_goodbye(given_up=self._due(now))
         elif self._state == OPEN and not self._peer.alive:
             self.broke(f"the connection to peer {self.instance} broke")
+        if self._state == LETTING_GO or (self._state == LEAVING and self._hung_up):
+            return now + RETRY_SECONDS
         return self._deadline
 
     def readable(self) -> None:
@@ -194,18 +205,28 @@ class Link(RemotePeer):
                 sent = self._sock.send(memoryview(self._out)[:RECEIVE_BYTES])
                 del self._out[:sent]
         except BlockingIOError:
-            self._pump.listen(self._sock, self, writing=True)
+            if not self._hung_up:
+                self._pump.listen(self._sock, self, writing=True)
             return
         except OSError as error:
             self._lost(f"the connection to peer {self.instance} broke: {error}")
             return
-        self._pump.listen(self._sock, self)
+        if self._state == LEAVING:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_WR)
+            if self._hung_up:
+                self._finish()
+                return
+        if not self._hung_up:
+            self._pump.listen(self._sock, self)
 
     def broke(self, reason: str) -> None:
         """As `Driven.broke`: the fabric gave up, but the side channel may live."""
         if self._state in (OPEN, DRAINING):
             self._reason = self._reason or reason
-            self._leave()
+            self._let_go()
+        elif self._state == LETTING_GO:
+            self._try_to_leave(given_up=True)
 
     def _begin(self) -> None:
         self._pump.links[self] = None
@@ -278,7 +299,7 @@ class Link(RemotePeer):
         if error:
             write.fail(error)
         self._end_if_over(write)
-        if error and not self._peer.alive:
+        if error and not self._peer.alive and self._state in (OPEN, DRAINING):
             self.broke(f"the connection to peer {self.instance} broke: {error}")
 
     def _acknowledged(self, ack: side.Ack) -> None:
@@ -313,30 +334,49 @@ class Link(RemotePeer):
             self._queue.clear()
 
     def _lost(self, reason: str) -> None:
-        """The side channel ended."""
+        """The side channel ended, or the peer's half of it."""
         self._reason = self._reason or reason
+        self._hung_up = True
+        self._pump.forget(self._sock)
         if self._state in (OPEN, DRAINING):
-            self._leave()
-        self._finish()
+            self._let_go()
+        elif self._state == LEAVING:
+            self._finish()
 
-    def _leave(self) -> None:
-        """Take the library off the peer, say so, and wait for the peer to end the connection."""
-        self._state, self._deadline = LEAVING, time.monotonic() + DRAIN_SECONDS
+    def _let_go(self) -> None:
+        """Take the library off the peer."""
+        self._state, self._deadline = LETTING_GO, time.monotonic() + LET_GO_SECONDS
         for write in list(self._outstanding.values()):
             write.fail(self._reason)
+            self._end_if_over(write)
         self._queue.clear()
-        if self._pump.let_go(self, self._peer, (self._table, self._area)):
+        self._try_to_leave(given_up=False)
+
+    def _try_to_leave(self, *, given_up: bool) -> None:
+        """Go on if the library is done with the peer, or was waited for long enough."""
+        over = False
+        try:
+            over = self._pump.let_go(self, self._peer)
+        except Exception:
+            logger.exception("disconnecting peer %s failed", self.instance)
+            given_up = True
+        if self._state != LETTING_GO or not (over or given_up):
+            return
+        self._state, self._deadline = LEAVING, time.monotonic() + DRAIN_SECONDS
+        if over:
             self._out += side.FAREWELL
             self._over.append(self.remote.connection)
+        else:
+            self._pump.give_up(self, self._peer, (self._table, self._area))
         for write in list(self._outstanding.values()):
             self._end_if_over(write)
-        with contextlib.suppress(OSError):
-            self._sock.settimeout(DRAIN_SECONDS / 4)
-            self._sock.sendall(self._out)
-            self._sock.shutdown(socket.SHUT_WR)
-        self._out.clear()
-        with contextlib.suppress(OSError):
-            self._sock.setblocking(False)
+        self._say_goodbye(given_up=False)
+
+    def _say_goodbye(self, *, given_up: bool) -> None:
+        """Send what is left to say; the peer's end of the connection, or ``given_up``, is the end."""
+        self.writable()
+        if given_up:
+            self._finish()
 
     def _finish(self) -> None:
         """The last of it."""

@@ -11,8 +11,8 @@ What the library does not promise, and what is done about it:
 * It avoids a peer after failures: over TCP for a second, over RDMA for 30, of which one is left here.
 * What it knows of an address it never asks again. A process that comes back at the same one gets a new spelling of it.
 * It names no process, only an address: `MooncakeFabric.connect` reads a token from the peer.
-* What was handed over cannot be taken back: `MooncakeFabric.disconnect` waits for it. An engine that was closed reads
-  and writes nothing more.
+* What was handed over cannot be taken back, and is reported when it is over. An engine that was closed reads and writes
+  nothing more.
 * It keeps its connections to an address, four over TCP, until it is closed, whether somebody still lives there or not.
 * A peer that does not answer ends its writes after 30 s over TCP (``MC_TCP_STATUS_TIMEOUT_SEC``), a dead one at once.
 * Taking a registration back stops everybody, and what began before it goes on: `revoke` proves nothing.
@@ -42,7 +42,6 @@ from kvbaton.transport.fabric.mooncake_descriptor import TOKEN_BYTES, MooncakeDe
 from kvbaton.transport.fabric.mooncake_engine import choose, library, rdma_devices, start
 
 CONNECT_SECONDS = 5.0
-DISCONNECT_SECONDS = 3.0
 WINDOWS = {"tcp": 128, "rdma": 1024}
 """Writes that the library has of a peer at a time. Over TCP, a peer that refuses them ends four in a second."""
 _SLOTS = 256
@@ -186,17 +185,13 @@ class MooncakeFabric(Fabric):
         return ended
 
     def disconnect(self, peer: FabricPeer) -> bool:
-        """As `Fabric.disconnect`. False: `poll` reports what is left when it is over, if ever."""
+        """As `Fabric.disconnect`. Takes back what waits for room in the library's queues."""
         assert isinstance(peer, MooncakePeer)
         peer.closed = True
         for job in peer.jobs:
             if job.given < job.pieces:
                 job.drop(f"the connection to peer {peer.name} was closed")
-        deadline = time.monotonic() + DISCONNECT_SECONDS
         self._collect(peer)
-        while peer.flying and time.monotonic() < deadline:
-            self.wait(1e-3)
-            self._collect(peer)
         return not peer.flying
 
     def close(self) -> None:

@@ -74,7 +74,6 @@ class MoriFabric(Fabric):
         self._routes: dict[str, Route] = {}
         self._peers: set[MoriPeer] = set()
         self._posted: dict[int, Posted] = {}
-        self._abandoned: list[Posted] = []
         self._ended: list[Ended] = []
         self._regions: tuple[Place, ...] = ()
         self._closed = False
@@ -155,9 +154,9 @@ class MoriFabric(Fabric):
             super().wait(seconds)
 
     def disconnect(self, peer: FabricPeer) -> bool:
-        """As `Fabric.disconnect`. Waits for what was posted, which MORI-IO cannot take back."""
+        """As `Fabric.disconnect`. MORI-IO cannot take back what was posted."""
         assert isinstance(peer, MoriPeer)
-        return self._let_go(peer, time.monotonic() + DISCONNECT_SECONDS)
+        return self._let_go(peer, time.monotonic())
 
     def close(self) -> None:
         """As `Fabric.close`. What is still under way after a few seconds ends with the library's queue pairs."""
@@ -171,7 +170,8 @@ class MoriFabric(Fabric):
             route.forget()
         # Only after the sessions, which use it; the statuses may go after it, for nobody writes into them then.
         self._engine.close()
-        self._routes, self._abandoned = {}, []
+        self._ended += [Ended(handle, "the writes did not end before MORI-IO did") for handle in self._posted]
+        self._routes, self._posted = {}, {}
 
     def found(self) -> list[str]:
         """As `Fabric.found`."""
@@ -201,23 +201,30 @@ class MoriFabric(Fabric):
             if posted.over():
                 del self._posted[posted.handle]
                 self._ended.append(Ended(posted.handle, posted.error))
-        self._abandoned = [posted for posted in self._abandoned if not posted.over()]
+                self._leave_if_over(posted.peer)
 
     def _let_go(self, peer: MoriPeer, deadline: float) -> bool:
         peer.connected = False
-        while (left := [p for p in self._posted.values() if p.peer is peer]) and time.monotonic() < deadline:
+        self._collect()
+        while self._uses(peer) and time.monotonic() < deadline:
             self.wait(1e-3)
             self._collect()
-        for posted in left:
-            self._abandoned.append(self._posted.pop(posted.handle))
-            self._ended.append(Ended(posted.handle, f"the writes to {peer.name} were given up: they did not end"))
+        self._leave_if_over(peer)
+        return not self._uses(peer)
+
+    def _uses(self, peer: MoriPeer) -> bool:
+        return any(posted.peer is peer for posted in self._posted.values())
+
+    def _leave_if_over(self, peer: MoriPeer) -> None:
+        """Note that a peer that was let go of has nothing under way any more."""
+        if peer.connected or self._uses(peer):
+            return
         with self._lock:
             if peer in self._peers:
                 self._peers.remove(peer)
                 peer.route.users -= 1
                 if peer.route.error and not peer.route.users:
                     self._forget(peer.route)
-        return not left
 
 
 def _check(writes: Writes, here: int, there: int) -> None:

@@ -4,7 +4,7 @@ What the library does not promise, and what is done about it:
 
 * A peer that was killed is noticed at once over TCP and shared memory, over RDMA within about four seconds: with the
   settings of UCX in `nixl_backend`, unless the environment has its own.
-* What was posted cannot be taken back: `NixlFabric.disconnect` waits for it. A closed agent reads nothing any more.
+* What was posted cannot be taken back, and is reported when it is over. A closed agent reads nothing any more.
 * UCX takes TCP where RDMA does not work, in silence. ``protocol=rdma`` forbids that, and named devices are looked for
   before UCX is asked. `NixlFabric.connect` reads a token from the peer: a way that does not work is found out there,
   and so is another process in the place of the one that was meant.
@@ -37,7 +37,6 @@ from kvbaton.transport.fabric.nixl_descriptor import TOKEN_BYTES, NixlDescriptor
 OPTIONS = nixl_backend.OPTIONS
 devices_option = nixl_backend.devices_option
 CONNECT_SECONDS = 5.0
-DISCONNECT_SECONDS = 5.0
 _SLOTS = 256
 _KINDS = {"host": "DRAM", "cuda": "VRAM"}
 
@@ -58,11 +57,14 @@ class NixlPeer(FabricPeer):
         super().__init__(name)
         self.connection = connection
         self.regions = regions
+        self.requests = 0
+        self.left = False
+        """Whether it was let go of; its agent is forgotten when its last request is over."""
 
     @property
     def alive(self) -> bool:
         """As `FabricPeer.alive`: False after the first write that failed."""
-        return self.connection.alive
+        return self.connection.alive and not self.left
 
 
 class _Request(NamedTuple):
@@ -151,6 +153,8 @@ class NixlFabric(Fabric):
     def post(self, peer: FabricPeer, writes: Writes, handle: int) -> None:
         """As `Fabric.post`."""
         assert isinstance(peer, NixlPeer)
+        if peer.left:
+            raise TransportError(f"NIXL is not connected to peer {peer.name} any more; connect again")
         here, there = self._regions[writes.local_region], peer.regions[writes.remote_region]
         rows = np.empty((2, len(writes.lengths), 3), np.int64)
         np.add(writes.local_offsets, here.address, out=rows[0, :, 0])
@@ -163,41 +167,32 @@ class NixlFabric(Fabric):
         except self._errors as error:
             raise TransportError(self._failed(peer, error)) from error
         self._requests[handle] = _Request(peer, request)
+        peer.requests += 1
         if state == "DONE":
             self._end(handle)
 
     def poll(self) -> list[Ended]:
         """As `Fabric.poll`."""
-        for handle, (peer, request) in list(self._requests.items()):
-            try:
-                state = self._agent.check_xfer_state(request)
-            except self._errors as error:
-                self._end(handle, self._failed(peer, error))
-            else:
-                if state != "PROC":
-                    self._end(handle)
+        self._check_requests()
         ended, self._ended = self._ended, []
         return ended
 
     def disconnect(self, peer: FabricPeer) -> bool:
-        """As `Fabric.disconnect`. True once all that was posted is over; an agent cannot take it back."""
+        """As `Fabric.disconnect`. An agent cannot take back what was posted."""
         assert isinstance(peer, NixlPeer)
-        deadline = time.monotonic() + DISCONNECT_SECONDS
-        reported: list[Ended] = []
-        while self._handles(peer) and time.monotonic() < deadline:
-            reported += self.poll()
-            self.wait(1e-3)
-        left = self._give_up(peer)
-        self._ended = reported + self._ended
-        self._drop(peer)
-        return not left
+        if not peer.left:
+            peer.left = True
+            self._drop_if_over(peer)
+        if peer.requests:
+            self._check_requests()
+        return not peer.requests
 
     def close(self) -> None:
         """As `Fabric.close`."""
         if self._agent is None:
             return
-        for peer in {request.peer for request in self._requests.values()}:
-            self._give_up(peer)
+        for handle in list(self._requests):
+            self._end(handle, "the writes did not end before NIXL did")
         with self._lock:
             for connection in list(self._connections.values()):
                 self._forget(connection)
@@ -209,23 +204,27 @@ class NixlFabric(Fabric):
         """As `Fabric.found`."""
         return [f"{name} ({kind})" for name, kind in nixl_backend.devices_found().items()]
 
+    def _check_requests(self) -> None:
+        for handle, (peer, request) in list(self._requests.items()):
+            try:
+                state = self._agent.check_xfer_state(request)
+            except self._errors as error:
+                self._end(handle, self._failed(peer, error))
+            else:
+                if state != "PROC":
+                    self._end(handle)
+
     def _request(self, operation: str, here: tuple[Int64s, str], there: tuple[Int64s, str], agent: str) -> Any:
         lists = [self._agent.get_xfer_descs(rows, _KINDS[kind]) for rows, kind in (here, there)]
         return self._agent.initialize_xfer(operation, *lists, agent)
 
-    def _handles(self, peer: NixlPeer) -> list[int]:
-        return [handle for handle, request in self._requests.items() if request.peer is peer]
-
-    def _give_up(self, peer: NixlPeer) -> int:
-        handles = self._handles(peer)
-        for handle in handles:
-            self._end(handle, f"the writes to {peer.name} did not end; NIXL cannot take them back")
-        return len(handles)
-
     def _end(self, handle: int, error: str = "") -> None:
+        peer, request = self._requests.pop(handle)
         with contextlib.suppress(*self._errors):
-            self._requests.pop(handle).request.release()
+            request.release()
         self._ended.append(Ended(handle, error))
+        peer.requests -= 1
+        self._drop_if_over(peer)
 
     def _failed(self, peer: NixlPeer, error: BaseException) -> str:
         """The text for a request that failed; after most failures the connection is of no more use."""
@@ -266,6 +265,10 @@ class NixlFabric(Fabric):
         if place.tobytes() != described.token:
             peer.connection.alive = False
             raise TransportUnavailable(f"another process answers over NIXL in the place of peer {peer.name}")
+
+    def _drop_if_over(self, peer: NixlPeer) -> None:
+        if peer.left and not peer.requests:
+            self._drop(peer)
 
     def _drop(self, peer: NixlPeer) -> None:
         with self._lock:

@@ -22,6 +22,8 @@ WAIT_SECONDS = 1e-3
 """How long the library may be waited for before commands and side channels are looked at again."""
 ORPHAN_SECONDS = 0.05
 """How often the library is asked for writes that it could not take back, while nothing else is under way."""
+FAILED_SECONDS = 10.0
+"""The same, for a library that raised when it was asked."""
 
 _KEPT: list[object] = []
 
@@ -73,6 +75,7 @@ class Pump:
         self._handles: dict[int, Posted] = {}
         self._orphans: dict[int, Posted] = {}
         """Handles that a library could not take back from a peer that is gone."""
+        self._ask_for_orphans = 0.0
         self._numbers = itertools.count()
         self._commands: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
@@ -118,32 +121,30 @@ class Pump:
         self._posts.take(owner)
         self._handles[handle] = Posted(owner, ended)
 
-    def let_go(self, owner: Driven, peer: FabricPeer, keep: object) -> bool:
-        """Disconnect a peer: all handles of ``owner`` end, or False: then ``keep`` is kept alive for ever."""
-        try:
-            gone = self.fabric.disconnect(peer)
-            self.poll()
-        except Exception:
-            logger.exception("%s: disconnecting peer %s failed", self.fabric.name, peer.name)
-            gone = False
-        left = [handle for handle, posted in self._handles.items() if posted.owner is owner]
-        for handle in left:
-            posted = self._handles.pop(handle)
-            if gone:
-                self._posts.give(owner)
-                posted.ended(f"peer {peer.name} was let go of")
-            else:
-                self._orphans[handle] = posted
-        if not gone:
-            keep_alive((self.fabric, keep))
-            logger.error(
-                "%s could not take back %d writes to peer %s: the memory that they read stays allocated as long as "
-                "this process lives; restart it if that happens often",
-                self.fabric.name,
-                len(left),
-                peer.name,
-            )
-        return gone
+    def let_go(self, owner: Driven, peer: FabricPeer) -> bool:
+        """Take the library off a peer; whether it is, and all handles of ``owner`` are over. Does not wait: ask again.
+
+        Raises what the library raises.
+        """
+        over = self.fabric.disconnect(peer)
+        self.poll()
+        return over and not self._handles_of(owner)
+
+    def give_up(self, owner: Driven, peer: FabricPeer, keep: object) -> None:
+        """Wait no more for what the library could not take back. ``keep``, which it may read, is kept alive for ever.
+
+        The handles still end if the library gets done with them.
+        """
+        left = self._handles_of(owner)
+        self._orphans.update((handle, self._handles.pop(handle)) for handle in left)
+        keep_alive((self.fabric, keep))
+        logger.error(
+            "%s could not take back %d writes to peer %s: the memory that they read stays allocated as long as this "
+            "process lives; restart it if that happens often",
+            self.fabric.name,
+            len(left),
+            peer.name,
+        )
 
     def listen(self, sock: socket.socket, link: Driven, *, writing: bool = False) -> None:
         """Watch a side channel, or change what it is watched for."""
@@ -173,6 +174,9 @@ class Pump:
                 self._posts.give(posted.owner)
                 posted.ended(error)
         return bool(ended)
+
+    def _handles_of(self, owner: Driven) -> list[int]:
+        return [handle for handle, posted in self._handles.items() if posted.owner is owner]
 
     def _ring(self) -> None:
         if not self._rung:
@@ -219,10 +223,12 @@ class Pump:
             if when is not None:
                 due = when if due is None else min(due, when)
         if self._orphans:
-            again = time.monotonic() + ORPHAN_SECONDS
-            due = again if due is None else min(due, again)
-        if self._handles or self._orphans:
+            due = self._ask_for_orphans if due is None else min(due, self._ask_for_orphans)
+        if self._handles or (self._orphans and time.monotonic() >= self._ask_for_orphans):
+            # A library that raises is not asked for them all the time.
+            self._ask_for_orphans = time.monotonic() + FAILED_SECONDS
             busy |= self.poll()
+            self._ask_for_orphans = time.monotonic() + ORPHAN_SECONDS
         timeout = None if due is None else max(0.0, due - time.monotonic())
         for key, events in self._selector.select(0 if busy or self._handles else timeout):
             busy = True
