@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +27,7 @@ def serving():
             said = process.stdout.readline()
             yield re.search(r"listens on (\S+);", said)[1]
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             process.communicate(timeout=60)
     assert process.returncode == 0
 

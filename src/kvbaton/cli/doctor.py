@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated, Optional
 
 import typer
@@ -13,7 +14,7 @@ from kvbaton.errors import ConfigurationError
 def doctor(
     peer: Annotated[str, typer.Option(help="HOST:PORT of a machine on which 'kvbaton doctor --serve' runs.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    serve: Annotated[bool, typer.Option("--serve", help="Wait for doctors of other machines, until Ctrl-C.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Wait for doctors of other machines, until Ctrl-C or SIGTERM.")] = False,
     where: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(metavar="[HOST:PORT]", help="Where --serve listens; 127.0.0.1:8899 by default."),
@@ -49,6 +50,9 @@ def doctor(
 def _serve(where: str) -> None:
     from kvbaton.doctor import DoctorServer
 
+    # Also where SIGINT was ignored by whoever started this, as shells do in the background.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     server = DoctorServer(where)
     here = server.address
     there = f"HOST:{here.port}" if here.is_wildcard else here
