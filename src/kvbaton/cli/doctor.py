@@ -14,7 +14,7 @@ from kvbaton.errors import ConfigurationError
 def doctor(
     peer: Annotated[str, typer.Option(help="HOST:PORT of a machine on which 'kvbaton doctor --serve' runs.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    serve: Annotated[bool, typer.Option("--serve", help="Wait for doctors of other machines, until Ctrl-C or SIGTERM.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Wait for doctors of other machines, until a signal.")] = False,
     where: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(metavar="[HOST:PORT]", help="Where --serve listens; 127.0.0.1:8899 by default."),
