@@ -89,7 +89,7 @@ class TestClosing:
         settings = dataclasses.replace(FAST, registry_heartbeat_seconds=0.02)
         (old,) = world.prefill(KV.layout(), registry=registry, settings=settings)
         (new,) = world.prefill(KV.layout(), registry=registry, settings=settings)
-        wait(lambda: old.manager._replaced, "the old rank to notice")
+        wait(lambda: old.manager._membership.replaced, "the old rank to notice")
         assert [rank.instance for rank in registry.topology().ranks] == [new.manager.instance]
         new.manager.close()
         wait(lambda: registry.heartbeat(old.manager.instance), "the old rank to take its place again")

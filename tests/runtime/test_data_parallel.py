@@ -229,13 +229,13 @@ class TestEnds:
         replicas(world, registry=registry)
         decode = decode_rank(world, registry=registry)
         receivers = [receive(decode, room, 2 * room) for room in range(4)]
-        finder = decode.manager.side._finder
-        wait(lambda: finder._threads, "a question to be under way")
+        finder, threads = decode.manager.side._finder, decode.manager._threads
+        wait(lambda: threads, "a question to be under way")
         decode.manager.close()
         for receiver in receivers:
             failed(receiver, "shut down", error=errors.TransferAborted)
             assert receiver.rows_released
-        assert not finder._threads
+        assert not threads
         assert len(finder) == 0
 
     def test_a_replica_that_goes_takes_only_its_rooms(self, world, registry):
@@ -300,7 +300,7 @@ class TestRegistryThatGoes:
         before = send(prefill[2], 2, 4)
         wait(lambda: client.find_rooms("default", [2]).rooms == {2: 2})
         waiting = receive(decode, 3, 6)
-        wait(lambda: decode.manager.side._finder._threads, "room 3 to be asked for")
+        wait(lambda: decode.manager._threads, "room 3 to be asked for")
         server.stop()
         meanwhile = [send(prefill[1], 3, 6), send(prefill[0], 4, 8)]
         later = receive(decode, 4, 8)

@@ -1,11 +1,13 @@
-"""Tells the registry which rooms this replica has opened and closed: in batches, on a thread of its own."""
+"""Tells the registry which rooms this replica has opened and closed: in batches, on a thread of its own.
+
+`Announcer` decides what is said; `AnnouncerThread` calls it when it is time.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 from kvbaton.errors import KVBatonError
@@ -20,10 +22,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 
 
 class Announcer:
-    """`opened`, `closed` and `start_over` may be called from any thread; they never block.
+    """`opened`, `closed` and `start_over` may be called from any thread; they never block. One thread calls `tell`.
 
-    ``refused(room, dp_rank)`` is called, on the announcer's thread, for a room that another replica holds and does not
-    close within ``Settings.room_conflict_seconds``. ``unknown()`` is called when the registry does not know this rank.
+    ``refused(room, dp_rank)`` is called, by `tell`, for a room that another replica holds and does not close within
+    ``Settings.room_conflict_seconds``. ``unknown()`` is called when the registry does not know this rank. ``clock``
+    tells the time in seconds.
     """
 
     def __init__(
@@ -34,22 +37,26 @@ class Announcer:
         *,
         refused: Callable[[int, int], None],
         unknown: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
         self._registry = registry
         self._instance = instance
         self._settings = settings
         self._refused = refused
         self._unknown = unknown
+        self._clock = clock
+        self._wake: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._open: set[int] = set()
         self._news: dict[int, bool] = {}
         """Rooms to tell of, oldest first: True if they are open."""
         self._conflicts: dict[int, float] = {}
         """When rooms were found to be held by another replica."""
-        self._something = threading.Event()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvbaton-registry-rooms", daemon=True)
-        self._thread.start()
+        self._pause = 0.0
+
+    def set_waker(self, wake: Callable[[], None]) -> None:
+        """Call ``wake()`` whenever there is something to tell. Set it before the first room."""
+        self._wake = wake
 
     def __len__(self) -> int:
         """How many rooms are announced, or will be."""
@@ -60,7 +67,7 @@ class Announcer:
         with self._lock:
             self._open.add(room)
             self._say(room, opened=True)
-        self._something.set()
+        self._wake()
 
     def closed(self, room: int) -> None:
         """The engine closed a room."""
@@ -68,49 +75,38 @@ class Announcer:
             self._open.discard(room)
             self._conflicts.pop(room, None)
             self._say(room, opened=False)
-        self._something.set()
+        self._wake()
 
     def start_over(self) -> None:
         """Announce every open room again: the registry has forgotten them."""
         with self._lock:
             for room in self._open:
                 self._say(room, opened=True)
-        self._something.set()
+        self._wake()
 
-    def stop(self) -> None:
-        """End the thread; nothing more is said."""
-        self._stopped.set()
-        self._something.set()
-        self._thread.join()
+    def tell(self) -> float | None:
+        """Tell the registry what is new; blocks as long as the registry's client does.
 
-    # Below: on the announcer's thread, but for `_say`.
+        Returns the seconds until it must be called again, or None if it need not before the next wake.
+        """
+        news = self._take()
+        if news:
+            wait = self._tell(news, self._pause)
+            self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE) if wait else 0.0
+        return max(self._pause, self._settings.announce_seconds) if self._news else None
+
+    # Below: called by `tell`, but for `_say`.
 
     def _say(self, room: int, *, opened: bool) -> None:
         # Behind what was to be said before, which it replaces. Under the lock.
         self._news.pop(room, None)
         self._news[room] = opened
 
-    def _run(self) -> None:
-        pause = 0.0
-        while True:
-            self._something.wait()
-            # A little later, so that rooms which are opened together travel together.
-            if self._stopped.wait(max(pause, self._settings.announce_seconds)):
-                return
-            news = self._take()
-            if news:
-                wait = self._tell(news, pause)
-                pause = min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE) if wait else 0.0
-
     def _take(self) -> dict[int, bool]:
         with self._lock:
             news = dict(itertools.islice(self._news.items(), MAX_ROOMS_PER_REQUEST))
             for room in news:
                 del self._news[room]
-            if not self._news:
-                self._something.clear()
-        if self._stopped.is_set():
-            self._something.set()
         return news
 
     def _tell(self, news: dict[int, bool], pause: float) -> bool:
@@ -130,13 +126,12 @@ class Announcer:
         with self._lock:
             # Where it is newer, what was said meanwhile stands.
             self._news = {**news, **self._news}
-        self._something.set()
         if isinstance(error, UnknownInstance):
             self._unknown()
 
     def _resolve(self, opened: list[int], held: dict[int, int]) -> bool:
         """Look at the rooms that another replica holds: it may be about to close them."""
-        now = time.monotonic()
+        now = self._clock()
         lasting: dict[int, int] = {}
         with self._lock:
             for room in opened:
@@ -151,8 +146,37 @@ class Announcer:
                         self._open.discard(room)
                         del self._conflicts[room]
             again = bool(self._conflicts)
-            if self._news:
-                self._something.set()
         for room, dp_rank in lasting.items():
             self._refused(room, dp_rank)
         return again
+
+
+class AnnouncerThread:
+    """Lets an `Announcer` tell ``announce_seconds`` after it has something: so rooms travel together."""
+
+    def __init__(self, announcer: Announcer, announce_seconds: float) -> None:
+        self._announcer = announcer
+        self._announce_seconds = announce_seconds
+        self._something = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvbaton-registry-rooms", daemon=True)
+        announcer.set_waker(self._something.set)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; nothing more is said."""
+        self._stopped.set()
+        self._something.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause = self._announce_seconds
+        while True:
+            self._something.wait()
+            if self._stopped.wait(pause):
+                return
+            self._something.clear()
+            again = self._announcer.tell()
+            pause = self._announce_seconds if again is None else again
+            if again is not None or self._stopped.is_set():
+                self._something.set()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +14,7 @@ from kvbaton.layout import RankLayout
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
 from kvbaton.protocol import Message
-from kvbaton.runtime.control import ControlPlane
+from kvbaton.runtime.interfaces import Control, LongWork
 from kvbaton.runtime.outbox import Outbox
 from kvbaton.runtime.settings import Settings
 from kvbaton.transport.base import Transport
@@ -25,7 +24,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Context:
-    """One rank: its memory, its transports, its control plane, and a few threads for what may block."""
+    """One rank: its memory, its transports, its control plane, its clock, and threads for what may block."""
 
     instance: str
     model: str
@@ -35,10 +34,14 @@ class Context:
     """In order of preference."""
     left_out: Mapping[str, str]
     """Why other transports are not used here, by name."""
-    control: ControlPlane
+    control: Control
     outbox: Outbox
     settings: Settings
-    executor: ThreadPoolExecutor
+    executor: Executor
+    """For `in_background`."""
+    threads: LongWork
+    clock: Callable[[], float]
+    """The time in seconds, from any start; it never runs backwards."""
 
     def bases(self) -> Int64s:
         """The address of each region."""
@@ -86,7 +89,6 @@ class Context:
             return
         future.add_done_callback(finish)
 
-    @staticmethod
-    def now() -> float:
+    def now(self) -> float:
         """The time of every deadline, in seconds."""
-        return time.monotonic()
+        return self.clock()

@@ -14,11 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
 from kvbaton.runtime.dialled import Dialled
+from kvbaton.runtime.interfaces import ControlHandler
 from kvbaton.runtime.listener import Listener
 from kvbaton.runtime.settings import Settings
 from kvbaton.runtime.wake import Wake
@@ -31,19 +32,6 @@ COMMANDS_PER_TURN = 16
 """Posted commands that run before frames and finished writes get their turn."""
 FAULT_PAUSE = 0.1
 """Seconds until timers are tried again that failed with an error of our own."""
-
-
-class ControlHandler(Protocol):
-    """What the control thread calls. None of it may block."""
-
-    def on_frame(self, peer: str, frame: bytes) -> None:
-        """A frame came from ``peer``."""
-
-    def on_disconnected(self, peer: str, reason: str) -> None:
-        """The connection of ``peer`` is gone; its key is never used again."""
-
-    def on_turn(self, now: float) -> float | None:
-        """Called at least once per turn of the loop; returns when it wants the next turn at the latest (seconds)."""
 
 
 class ControlPlane:

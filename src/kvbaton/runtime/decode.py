@@ -133,10 +133,6 @@ class DecodeSide(Side[ReceiverRoom]):
         """See `Side.stop_looking`."""
         self._finder.shut()
 
-    def wait_for_threads(self, seconds: float) -> None:
-        """See `Side.wait_for_threads`."""
-        self._finder.join(seconds)
-
     def _let_pass(self, now: float) -> float | None:
         """Let time pass."""
         looking = self._finder.on_turn(now)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
-import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -82,7 +80,6 @@ class RoomFinder:
         self._user = user
         self._registries: dict[str, _Registry] = {}
         self._timers: Timers[Sought] = Timers()
-        self._threads: set[threading.Thread] = set()
 
     def __len__(self) -> int:
         """How many rooms are looked for, those that were withdrawn included."""
@@ -128,12 +125,6 @@ class RoomFinder:
                 # It ends the earlier ones: they have the same asker.
                 self._start(registry, [], 0.0, end_others=True)
 
-    def join(self, seconds: float) -> None:
-        """Wait for the last requests to end. Called by the thread that closes the manager, after `shut`."""
-        end = time.monotonic() + seconds
-        for thread in list(self._threads):
-            thread.join(max(0.0, end - time.monotonic()))
-
     # Requests.
 
     def _ask(self, registry: _Registry) -> None:
@@ -157,12 +148,9 @@ class RoomFinder:
 
         def run() -> None:
             result = work.run()
-            self._threads.discard(threading.current_thread())
             self._context.control.post(lambda: self._answered(registry, asked, result, started + seconds))
 
-        thread = threading.Thread(target=run, name="kvbaton-decode-rooms", daemon=True)
-        self._threads.add(thread)
-        thread.start()
+        self._context.threads.start(run, "kvbaton-decode-rooms")
 
     def _answered(
         self, registry: _Registry, asked: list[Sought], result: FoundRooms | Exception, expected: float

@@ -17,16 +17,18 @@ from kvbaton.errors import ConfigurationError, KVBatonError, RoomError
 from kvbaton.layout import RankLayout, check_layout
 from kvbaton.memory import Region
 from kvbaton.protocol.messages import MAX_AUX_BYTES, MAX_RANKS
-from kvbaton.registry import HttpRegistry, Registration, RegistryClient, RegistryRefused
-from kvbaton.runtime.announcer import Announcer
+from kvbaton.registry import HttpRegistry, Registration, RegistryClient
+from kvbaton.runtime.announcer import Announcer, AnnouncerThread
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.control import ControlPlane
 from kvbaton.runtime.decode import DecodeSide
+from kvbaton.runtime.membership import Membership
 from kvbaton.runtime.outbox import Outbox
 from kvbaton.runtime.prefill import PrefillSide
 from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Receiver, Sender
 from kvbaton.runtime.settings import Settings
+from kvbaton.runtime.threads import Threads
 from kvbaton.runtime.transports import instance_of, make_transports
 from kvbaton.transport import Transport
 
@@ -96,7 +98,6 @@ class Manager:
         settings = settings or Settings()
         host = advertised(bind, advertise)
         self._closed = threading.Event()
-        self._replaced = False
         self._registry = HttpRegistry(registry) if isinstance(registry, str) else registry
         self._registry_name = registry if isinstance(registry, str) else "the given registry"
         self._clients: dict[str, RegistryClient] = {}
@@ -111,6 +112,7 @@ class Manager:
             raise
         for transport in self._transports.values():
             transport.set_waker(self._control.waker)
+        self._threads = Threads()
         self._context = Context(
             instance=self.instance,
             model=model,
@@ -122,6 +124,8 @@ class Manager:
             outbox=Outbox(self._control.send),
             settings=settings,
             executor=ThreadPoolExecutor(max_workers=4, thread_name_prefix=f"kvbaton-{role}-handshake"),
+            threads=self._threads,
+            clock=time.monotonic,
         )
         self.side: PrefillSide | DecodeSide
         if role == "prefill":
@@ -129,27 +133,32 @@ class Manager:
         else:
             self.side = DecodeSide(self._context, deployment, index, count)
         self._control.start(self.side)
+        self._membership: Membership | None = None
         self._heartbeat: threading.Thread | None = None
-        self._announcer: Announcer | None = None
+        self._announcer: AnnouncerThread | None = None
         self._beat_now = threading.Event()
         if role == "prefill" and self._registry is not None:
-            registration = Registration(self.instance, self._control.endpoint, layout, model, deployment)
+            membership = Membership(
+                self._registry, Registration(self.instance, self._control.endpoint, layout, model, deployment)
+            )
             try:
-                self._registry.register(registration)
+                membership.join()
             except KVBatonError:
                 self.close()
                 raise
             if isinstance(self.side, PrefillSide) and _speaks_for_its_replica(layout):
-                self._announcer = self.side.announcer = Announcer(
+                announcer = Announcer(
                     self._registry,
                     self.instance,
                     settings,
                     refused=self.side.room_refused,
                     unknown=self._beat_now.set,
+                    clock=self._context.now,
                 )
-            self._heartbeat = threading.Thread(
-                target=self._beat, args=(self._registry, registration), name="kvbaton-registry-heartbeat", daemon=True
-            )
+                self._announcer = AnnouncerThread(announcer, settings.announce_seconds)
+                self.side.announcer = membership.announcer = announcer
+            self._membership = membership
+            self._heartbeat = threading.Thread(target=self._beat, name="kvbaton-registry-heartbeat", daemon=True)
             self._heartbeat.start()
 
     @property
@@ -226,19 +235,16 @@ class Manager:
             time.sleep(0.001)
         if self._announcer is not None:
             self._announcer.stop()
-        if self._heartbeat is not None and self._registry is not None:
+        if self._heartbeat is not None and self._membership is not None:
             self._heartbeat.join()
-            try:
-                self._registry.remove(self.instance)
-            except KVBatonError as error:
-                logger.warning("prefill: could not leave the registry: %s", error)
+            self._membership.leave()
         self._context.executor.shutdown(wait=True, cancel_futures=True)
         for transport in self._transports.values():
             transport.close()
         # That ended the tickets which had not: the last turn takes them in.
         self._control.post(self._last_turn)
         self._control.close()
-        self.side.wait_for_threads(max(0.0, give_up - time.monotonic()))
+        self._threads.join(max(0.0, give_up - time.monotonic()))
 
     def _last_turn(self) -> None:
         self.side.on_turn(self._context.now())
@@ -255,45 +261,15 @@ class Manager:
         if self._closed.is_set():
             raise RoomError(f"{self.role}: the manager is closed")
 
-    def _beat(self, registry: RegistryClient, registration: Registration) -> None:
-        """Keep the registration alive; a registry that lost it (a restart) gets it again."""
-        failing = False
-        interval = self._context.settings.registry_heartbeat_seconds
+    def _beat(self) -> None:
+        """Keep the registration alive."""
+        assert self._membership is not None
         while True:
-            self._beat_now.wait(interval)
+            self._beat_now.wait(self._context.settings.registry_heartbeat_seconds)
             self._beat_now.clear()
             if self._closed.is_set():
                 return
-            try:
-                if not registry.heartbeat(self.instance):
-                    self._register_again(registry, registration)
-                failing = False
-            except KVBatonError as error:
-                # Once for each time that it is away.
-                logger.log(
-                    logging.DEBUG if failing else logging.WARNING,
-                    "prefill: no heartbeat reached the registry: %s",
-                    error,
-                )
-                failing = True
-
-    def _register_again(self, registry: RegistryClient, registration: Registration) -> None:
-        """Back into a registry that lost this rank, but not into the place of one that replaced it."""
-        try:
-            ranks = registry.topology(registration.deployment, registration.coords.dp[0]).ranks
-        except RegistryRefused:
-            ranks = ()
-        others = [rank.instance for rank in ranks if rank.coords == registration.coords]
-        if others and others != [self.instance]:
-            level = logging.DEBUG if self._replaced else logging.ERROR
-            logger.log(level, "prefill: rank %s was replaced by instance %s", registration.coords, others[0])
-            self._replaced = True
-            return
-        self._replaced = False
-        logger.warning("prefill: the registry does not know this rank (any more); registering again")
-        registry.register(registration)
-        if self._announcer is not None:
-            self._announcer.start_over()
+            self._membership.beat()
 
 
 def _speaks_for_its_replica(layout: RankLayout) -> bool:

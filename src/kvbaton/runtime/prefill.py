@@ -23,10 +23,10 @@ from kvbaton.protocol import (
     StartWrite,
 )
 from kvbaton.protocol.messages import short_reason
-from kvbaton.runtime.announcer import Announcer
 from kvbaton.runtime.aux_data import bind_aux, pack_aux
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.destinations import Destinations
+from kvbaton.runtime.interfaces import Announcements
 from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Sender
 from kvbaton.runtime.rows import EngineRows, RowsLike, checked_tokens
@@ -64,7 +64,7 @@ class PrefillSide(Side[SenderRoom]):
         self._rows = EngineRows(context.layout, "prefill")
         self._writes = Writes()
         self._handles = itertools.count(1)
-        self.announcer: Announcer | None = None
+        self.announcer: Announcements | None = None
         """Set before the first room, on the rank that announces the rooms of its data-parallel replica."""
 
     # Called by the engine, on any thread.

@@ -118,9 +118,6 @@ class Side(ABC, Generic[Entry]):
     def stop_looking(self) -> None:
         """Drop what is not a room's any more: the manager closes."""
 
-    def wait_for_threads(self, seconds: float) -> None:
-        """Wait until threads of this side have ended. On the thread that closes the manager."""
-
     def fail_all(self, reason: str) -> None:
         """Abort every room: the manager closes, and lets none begin any more."""
         for entry in self.rooms.entries():
