@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvbaton.copy.bounds import check_bounds, check_source
+from kvbaton.copy.digests import digest, packed_side
 from kvbaton.copy.fallback import SlowCopyWarning
 from kvbaton.copy.implementation import NATIVE, kernel
 from kvbaton.plan.boxes import Cast, Int64s, Transfer
@@ -20,8 +21,10 @@ __all__ = [
     "check_bounds",
     "check_source",
     "copy_boxes",
+    "digest",
     "extent",
     "gather",
+    "packed_side",
     "receive_rows",
     "scatter",
     "send_rows",
