@@ -32,7 +32,11 @@ def _mixed(values: Words) -> Words:
 
 
 _NUMBERS = np.array(_constants(3 * LANES + 3), np.uint64)
-_KEYS, _FIRST, _SECOND = _NUMBERS[:LANES], _NUMBERS[LANES : 2 * LANES] | 1, _NUMBERS[2 * LANES : 3 * LANES] & ~np.uint64(1)
+_KEYS, _FIRST, _SECOND = (
+    _NUMBERS[:LANES],
+    _NUMBERS[LANES : 2 * LANES] | 1,
+    _NUMBERS[2 * LANES : 3 * LANES] & ~np.uint64(1),
+)
 _NUMBER, _STREAM, _OFFSET = _NUMBERS[3 * LANES :] | 1
 
 

@@ -1,22 +1,23 @@
 """Digests: one number for the bytes of many pieces, made fast, and the same on both sides of a transfer.
 
-A piece is what `kvbaton.plan.boxes` calls one: ``run`` bytes of a box in a unit. All arithmetic is modulo 2**64, and all
-constants are the numbers of splitmix64, in order, from the state 0.
+A piece is what `kvbaton.plan.boxes` calls one: ``run`` bytes of a box in a unit. All arithmetic is modulo 2**64, and
+all constants are the numbers of splitmix64, in order, from the state 0.
 
 * The bytes of a piece, filled up with zeros to whole stripes of eight words of 64 bits (little endian), give a term for
   each word: with ``x`` and ``y`` the halves of ``word ^ key[lane]``, the term is ``(x + 2**32) * (y + 2**32)``.
-* Each of the eight lanes has two sums: that of its terms, and that of their partial sums, in which a term counts once for
-  each stripe from its own on. The value of a piece is the sum of all sixteen, the first ones times odd factors, the second
-  ones times even factors.
+* Each of the eight lanes has two sums: that of its terms, and that of their partial sums, in which a term counts once
+  for each stripe from its own on. The value of a piece is the sum of all sixteen, the first ones times odd factors, the
+  second ones times even factors.
 * To that is added what says which piece it is: the number of its unit, the stream, and its offset in the packed unit,
   each times an odd factor. The last steps of splitmix64, which map no two numbers to the same, make a summand of it.
-* The digest is the sum of the summands of all pieces. So it does not matter in which order, in how many parts, or by how
-  many threads they are looked at.
+* The digest is the sum of the summands of all pieces. So it does not matter in which order, in how many parts, or by
+  how many threads they are looked at.
 
-What it finds: a change inside four bytes that lie in one half of a word changes the term, since a product of two numbers
-below 2**33 is no multiple of 2**64; then the value, since the factor is odd; then the digest. So every flipped bit, and
-every changed byte, is found for certain. Any other change, and pieces that were exchanged or lie at a wrong place, remain
-unseen with a probability of about 2**-64. This is for accidents: whoever wants to can make two contents of one digest.
+What it finds: a change inside four bytes that lie in one half of a word changes the term, since a product of two
+numbers below 2**33 is no multiple of 2**64; then the value, since the factor is odd; then the digest. So every flipped
+bit, and every changed byte, is found for certain. Any other change, and pieces that were exchanged or lie at a wrong
+place, remain unseen with a probability of about 2**-64. This is for accidents: whoever wants to can make two contents
+of one digest.
 """
 
 from __future__ import annotations
