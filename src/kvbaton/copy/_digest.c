@@ -169,30 +169,40 @@ WALK(walk_avx512, __attribute__((target("avx512f"))), AVX512_BEGIN, AVX512_ADD, 
 
 typedef uint64_t (*Walk)(const Job *job, const int64_t *numbers, uint64_t stream, int64_t from, int64_t to);
 
-static Walk best_walk(const char **name)
+static const struct {
+    const char *name;
+    Walk walk;
+} walks[] = {
+#ifdef HAS_X86
+    {"avx512", walk_avx512},
+    {"avx2", walk_avx2},
+#endif
+    {"plain", walk_plain},
+};
+
+static int has(const char *name)
 {
-    const char *ignored;
-    name = name ? name : &ignored;
 #ifdef HAS_X86
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f")) {
-        *name = "avx512";
-        return walk_avx512;
-    }
-    if (__builtin_cpu_supports("avx2")) {
-        *name = "avx2";
-        return walk_avx2;
-    }
+    if (strcmp(name, "avx512") == 0)
+        return __builtin_cpu_supports("avx512f") != 0;
+    if (strcmp(name, "avx2") == 0)
+        return __builtin_cpu_supports("avx2") != 0;
 #endif
-    *name = "plain";
-    return walk_plain;
+    return strcmp(name, "plain") == 0;
 }
 
-const char *digest_instructions(void)
+static Walk walk_with(const char *name)
 {
-    const char *name;
-    best_walk(&name);
-    return name;
+    for (size_t index = 0; index < sizeof walks / sizeof *walks; index++)
+        if ((!*name || strcmp(walks[index].name, name) == 0) && has(walks[index].name))
+            return walks[index].walk;
+    return NULL;
+}
+
+int digest_has(const char *name)
+{
+    return walk_with(name) != NULL;
 }
 
 typedef struct {
@@ -210,7 +220,8 @@ static void *walk_share(void *argument)
     return NULL;
 }
 
-uint64_t digest_job(const Job *job, const int64_t *numbers, int64_t units, uint64_t stream, int threads)
+uint64_t digest_job(const Job *job, const int64_t *numbers, int64_t units, uint64_t stream, int threads,
+                    const char *with)
 {
     Share shares[MAX_THREADS];
     pthread_t handles[MAX_THREADS];
@@ -219,7 +230,7 @@ uint64_t digest_job(const Job *job, const int64_t *numbers, int64_t units, uint6
     threads = threads < MAX_THREADS ? threads : MAX_THREADS;
     threads = threads < most ? threads : (int)most;
     threads = threads > 1 ? threads : 1;
-    Walk walk = best_walk(NULL);
+    Walk walk = walk_with(with);
     int started = 0;
     for (; started < threads - 1; started++) {
         shares[started] = (Share){walk, job, numbers, stream, 0, units * started / threads, units * (started + 1) / threads};

@@ -5,10 +5,11 @@
 #include "_boxes.h"
 
 /* The digest of the units of a job whose source has rows; `kvbaton.copy.digests` has the formula. `numbers` has one for
- * each unit. Uses up to `threads` threads. */
-uint64_t digest_job(const Job *job, const int64_t *numbers, int64_t units, uint64_t stream, int threads);
+ * each unit. Uses up to `threads` threads, and the instructions `with` ("": the best). */
+uint64_t digest_job(const Job *job, const int64_t *numbers, int64_t units, uint64_t stream, int threads,
+                    const char *with);
 
-/* The name of the instructions that this processor's digests are made with. */
-const char *digest_instructions(void);
+/* Whether this processor has the instructions "avx512", "avx2" or "plain". */
+int digest_has(const char *with);
 
 #endif

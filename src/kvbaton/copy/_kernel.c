@@ -178,9 +178,10 @@ static PyObject *kernel_digest(PyObject *module, PyObject *arguments)
     (void)module;
     PyObject *objects[5];
     unsigned long long stream;
+    const char *with = "";
     int threads;
-    if (!PyArg_ParseTuple(arguments, "OOOOOKi", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4], &stream,
-                          &threads))
+    if (!PyArg_ParseTuple(arguments, "OOOOOKi|s", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4], &stream,
+                          &threads, &with))
         return NULL;
     Call call = {0};
     Py_buffer *shape, *side, *units, *numbers, *bases;
@@ -198,6 +199,10 @@ static PyObject *kernel_digest(PyObject *module, PyObject *arguments)
         PyErr_Format(PyExc_ValueError, "%zd units but %zd numbers", units->shape[0], numbers->shape[0]);
         total = -1;
     }
+    if (total >= 0 && !digest_has(with)) {
+        PyErr_Format(PyExc_ValueError, "this processor has no instructions %s", with);
+        total = -1;
+    }
     if (total < 0 || check_range(&call.job, 0, total, total) < 0) {
         release_call(&call);
         return NULL;
@@ -206,10 +211,10 @@ static PyObject *kernel_digest(PyObject *module, PyObject *arguments)
     if (total > 0) {
         /* What a few microseconds do is not worth waiting for the interpreter's lock afterwards. */
         if (total <= DIGEST_AT_ONCE_BYTES)
-            digest = digest_job(&call.job, numbers->buf, units->shape[0], stream, 1);
+            digest = digest_job(&call.job, numbers->buf, units->shape[0], stream, 1, with);
         else {
             Py_BEGIN_ALLOW_THREADS
-            digest = digest_job(&call.job, numbers->buf, units->shape[0], stream, threads);
+            digest = digest_job(&call.job, numbers->buf, units->shape[0], stream, threads, with);
             Py_END_ALLOW_THREADS
         }
     }
@@ -273,9 +278,7 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__kernel(void)
 {
     PyObject *module = PyModule_Create(&definition);
-    if (module
-        && (add_pool_type(module) < 0
-            || PyModule_AddStringConstant(module, "DIGEST_INSTRUCTIONS", digest_instructions()) < 0))
+    if (module && add_pool_type(module) < 0)
         Py_CLEAR(module);
     return module;
 }

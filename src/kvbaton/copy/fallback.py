@@ -119,7 +119,14 @@ def receive(descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: 
 
 
 def digest(
-    shape: Int64s, side: Int64s, units: Int64s, numbers: Int64s, bases: Int64s, stream: int, threads: int
+    shape: Int64s,
+    side: Int64s,
+    units: Int64s,
+    numbers: Int64s,
+    bases: Int64s,
+    stream: int,
+    threads: int,
+    instructions: str = "",
 ) -> int:
     """One number for the content of all pieces: see `kvbaton.copy.digests`."""
     warn_once("see kvbaton.copy.NATIVE")

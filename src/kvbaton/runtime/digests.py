@@ -9,11 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from kvbaton import copy
-from kvbaton.copy import check_bounds, check_source
-from kvbaton.errors import ConfigurationError, DigestMismatch, RowsError
+from kvbaton.errors import ConfigurationError, DigestMismatch
 from kvbaton.layout import RankLayout
 from kvbaton.memory import Region
 from kvbaton.plan import Half, Pages, PairPlan
@@ -31,8 +29,6 @@ THREADS = 2
 """Of one digest; the kernel takes them for a MiB and more."""
 TOKENS_AT_A_TIME = 1 << 16
 """It bounds the arrays of units to a few MiB."""
-SLAB_BYTES = 1 << 20
-"""How much is cast at a time, to be looked at as it will be in place."""
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -96,10 +92,8 @@ def aux_digests(context: Context, plan: PairPlan, packed: bytes) -> Digests:
     at = 0
     for name in aux_components(context.layout, plan):
         for half in plan.slot_halves(name, "destination", [0]):
-            part = packed[at : at + half.nbytes]
-            at += half.nbytes
-            buffer = np.frombuffer(part, np.uint8)
-            sums[name] = (sums.get(name, 0) + _digest_buffer(half, buffer, half.numbers)) % MODULUS
+            part, at = packed[at : at + half.nbytes], at + half.nbytes
+            sums[name] = (sums.get(name, 0) + copy.digest_packed(half, part)) % MODULUS
     return sums
 
 
@@ -152,33 +146,4 @@ def aux_components(layout: RankLayout, plan: PairPlan) -> list[str]:
 
 
 def _digest(context: Context, half: Half) -> int:
-    boxes = half.boxes
-    if half.side == "source" and boxes.cast is not None:
-        return _digest_cast(context, half)
-    check_bounds(half.side, boxes.shape, half.table, half.units, context.region_bytes())
-    return copy.digest(
-        boxes.shape, half.table, half.units, half.numbers, context.bases(), stream=half.stream, threads=THREADS
-    )
-
-
-def _digest_cast(context: Context, half: Half) -> int:
-    """Of the bytes as they will be at the destination: cast some units at a time."""
-    boxes, bases, total = half.boxes, context.bases(), 0
-    check_source(boxes, half.units, context.region_bytes())
-    step = max(1, SLAB_BYTES // boxes.bytes_per_unit)
-    buffer = np.empty(min(step, len(half.units)) * boxes.bytes_per_unit, np.uint8)
-    for first in range(0, len(half.units), step):
-        units, numbers = half.units[first : first + step], half.numbers[first : first + step]
-        part = buffer[: len(units) * boxes.bytes_per_unit]
-        copy.gather(boxes.shape, boxes.source, units, bases, part, cast=boxes.cast)
-        total += _digest_buffer(half, part, numbers)
-    return total
-
-
-def _digest_buffer(half: Half, packed: npt.NDArray[np.uint8], numbers: Int64s) -> int:
-    """The digest of units of these ``numbers`` that lie packed in a buffer."""
-    if packed.nbytes != half.boxes.bytes_per_unit * len(numbers):
-        raise RowsError(f"{packed.nbytes} bytes are packed where {half.boxes.bytes_per_unit * len(numbers)} belong")
-    shape, bases = half.boxes.shape, np.array([packed.ctypes.data], np.int64)
-    places = np.arange(len(numbers), dtype=np.int64)
-    return copy.digest(shape, copy.packed_side(shape), places, numbers, bases, stream=half.stream)
+    return copy.digest_half(half, context.bases(), context.region_bytes(), threads=THREADS)
