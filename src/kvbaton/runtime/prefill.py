@@ -174,7 +174,9 @@ class PrefillSide(Side[SenderRoom]):
         else:
             if isinstance(message, Abort) and message.error == DigestMismatch.__name__:
                 # Also where the room counts as sent: it is this side's memory, or its network, that may be broken.
-                logger.error("prefill: room %d: what %s received is not right: %s", message.room, peer, message.reason)
+                destination = self._destinations.get(peer)
+                who = peer if destination is None else destination.rank.coords
+                logger.error("prefill: room %d: decode rank %s says: %s", message.room, who, message.reason)
             self.perform(self.core.handle(peer, message, self.context.now()))
 
     def _on_malformed(self, peer: str, error: KVBatonError) -> None:
