@@ -72,6 +72,7 @@ bench: setup
 	@$(BENCH) rooms $(if $(QUICK),--megabytes 64 --runs 3 --flat 2000)
 	@$(BENCH) handover $(if $(SGLANG),--sglang $(SGLANG)) $(if $(QUICK),--runs 3 --cases a)
 	@$(BENCH) fabrics $(if $(QUICK),--megabytes 16 --runs 3)
+	@$(BENCH) digest $(if $(QUICK),--megabytes 32 --runs 3)
 	@$(BENCH) plot
 	@$(BENCH) summary
 

@@ -12,6 +12,7 @@ KVBatonError
 ├── RoomError                a room that is in use, or used against its life cycle
 ├── TransferFailed           a room ended without its data (the reason names part, rank and step)
 │   ├── TransferAborted      one of the two sides asked for it
+│   ├── DigestMismatch       what is in place is not what was sent
 │   ├── PeerLost             the peer died, was replaced or cannot be reached
 │   └── DeadlineExceeded     a state lasted longer than it may
 ├── AddressError             the text of an address cannot be understood, or cannot be advertised
@@ -72,6 +73,10 @@ class TransferFailed(KVBatonError):
 
 class TransferAborted(TransferFailed):
     """One of the two sides asked for the transfer to stop."""
+
+
+class DigestMismatch(TransferFailed):
+    """The bytes that are in place are not those that were sent; the message names the component and both digests."""
 
 
 class PeerLost(TransferFailed):

@@ -12,6 +12,7 @@ from kvbaton.copy.numbers import scales_of
 from kvbaton.plan import Pages, Share, assign, compile_pair
 from kvbaton.plan.assign import overlap
 from kvbaton.plan.boxes import CONVERT, QUANTISE
+from kvbaton.plan.pair import Stream
 
 
 def test_every_element_arrives_and_no_other_byte_changes():
@@ -144,6 +145,12 @@ def test_faults_of_casts_are_caught_and_shown_small(faults, monkeypatch):
     assert len(world.model) == 1
 
 
+def numbered_by_chunk(stream, side, first, last, pages, half=Stream.half):
+    """A number for each unit that is right only if the chunk begins at the first token."""
+    units, _ = half(stream, side, first, last, pages)
+    return units, np.arange(len(units))
+
+
 FAULTS = {
     "two heads change places": (*common_pieces(swap_two), "another content than the sender's"),
     "a state is cut as one block": (*common_pieces(one_block), None),
@@ -151,6 +158,12 @@ FAULTS = {
     "replicas all send": ("kvbaton.check.layouts.assign", never_two_senders, "written more than once"),
     "one byte too many": (*transfers(one_byte_more), "written, but not part of what"),
     "a unit is sent twice": (*transfers(last_unit_twice), "written more than once"),
+    "digests look at nothing": (
+        "kvbaton.check.digests.digest_half",
+        lambda half, bases, sizes: 0,
+        "every digest is the same",
+    ),
+    "a chunk counts as another": ("kvbaton.plan.pair.Stream.half", numbered_by_chunk, "by their digests"),
     "pages are matched by count": ("kvbaton.check.layouts.compile_pair", by_count, None),
 }
 

@@ -285,7 +285,7 @@ def test_packed_rows_that_are_none(packed, text):
 
 def test_head_is_six_bytes():
     assert HEAD_BYTES == 6
-    assert encode(Ping(1))[:6] == b"KVB\x1e\x04\x00"
+    assert encode(Ping(1))[:6] == b"KVB\x1e\x05\x00"
 
 
 def test_decoding_makes_only_the_types_of_messages():

@@ -224,10 +224,12 @@ def kept(manager):
     sizes["side_rooms"] = len(side.rooms)
     if manager.role == "prefill":
         sizes |= {"writes": len(side._writes), "handshakes": len(side._destinations._handshakes)}
+        sizes["digests"] = len(side._digests)
         sizes["announced"] = len(side.announcer or ())
     else:
         sources = side._sources
         sizes |= {"lost": len(sources._lost), "retired": len(sources._retired), "sought": len(side._finder)}
+        sizes["digests"] = len(side._digests)
         sizes["rooms_of_sources"] = sum(len(source.rooms) for source in sources._current.values())
     return {name: size for name, size in sizes.items() if size}
 

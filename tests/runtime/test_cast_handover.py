@@ -9,12 +9,13 @@ from room_pairs import failed
 
 import kvbaton as kb
 from kvbaton.copy import numbers
+from kvbaton.errors import DigestMismatch
 from kvbaton.layout import AUX, PAGED, SLOT, Field, component, replicated_spans, required_bytes
 from kvbaton.plan.boxes import CAST_DTYPES
 
 HEADS, DIM, TOKENS = 4, 8, 19
 LAYERS = (0, 2)
-CASTS = replace(FAST, cast=True)
+CASTS = replace(FAST, cast=True, digest=True)
 
 
 def layout(dtype, rank=0, size=1, page_size=4, scaled=False, factor=1.0):
@@ -178,6 +179,29 @@ def test_what_arrives_is_within_the_stated_bounds(case, ranks, transport):
         world.assert_no_faults()
     finally:
         world.close()
+
+
+@pytest.mark.parametrize("component", ["kv", "state"])
+def test_one_changed_byte_of_what_was_cast_is_found(world, component):
+    """Digests are of the bytes as they are at the destination, also at the source, where they are others."""
+    (here,) = world.prefill(layout("bfloat16"))
+    (there,) = world.decode(layout("float8_e4m3fn", scaled=True), settings=CASTS)
+    fill(here, values(), HERE)
+    part = there.layout.component(component)
+    at, _ = places(there, part.tensors[0], part, THERE[component])
+    side = here.manager.side
+    written = side._written
+
+    def changing(completion, now):
+        there.memory.array[at[0, 0, 0]] ^= 1
+        written(completion, now)
+
+    side._written = changing
+    sender, receiver = here.manager.sender(1), there.manager.receiver(1)
+    receiver.offer({"kv": THERE["kv"][:5], "state": THERE["state"]}, TOKENS, aux=0)
+    sender.finish({"kv": HERE["kv"], "state": HERE["state"]}, (0, TOKENS), aux=HERE["aux"][0])
+    failed(receiver, f"component {component}: the bytes in place", error=DigestMismatch)
+    wait_released(sender, receiver)
 
 
 def test_refused_where_the_decode_side_does_not_allow_it(world):

@@ -36,7 +36,7 @@ def test_each_rank_sends_the_tokens_that_it_owns(chunks: list[tuple[int, int]]) 
     ]
     decode = kb.Manager(layout, [kb.Region.of(target)], role="decode", registry=registry, transports=["loopback"])
     try:
-        receiver = decode.receiver(1)
+        receiver = decode.receiver(1, digest=True)
         receiver.offer({"kv": [5, 2, 7, 0]}, tokens=16)
         for manager, (_, each) in zip(managers, sources, strict=True):
             sender = manager.sender(1)

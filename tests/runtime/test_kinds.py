@@ -1,13 +1,16 @@
 """Kinds of components are data: what moves follows from a kind's numbers, also for kinds that have no name."""
 
+from dataclasses import replace
+
 import pytest
-from rank_world import succeeded, wait_over
+from rank_world import FAST, succeeded, wait_over
 
 import kvbaton as kb
 from kvbaton.errors import RowsError, TransferFailed
 from kvbaton.layout import PAGED, TOKEN, Field, Kind, component, compressed, ring, tail, window
 
 TOKENS = 50
+CHECKED = replace(FAST, digest=True)
 
 
 def layout(kind, page_size, rows=20):
@@ -46,7 +49,7 @@ CASES = {
 def test_exactly_the_tokens_of_the_kind_move(any_world, name, prefix):
     (kind, size), (other_kind, other_size), rows, other_rows, moved = CASES[name]
     (source,) = any_world.prefill(layout(kind, size))
-    (destination,) = any_world.decode(layout(other_kind, other_size))
+    (destination,) = any_world.decode(layout(other_kind, other_size), settings=CHECKED)
     given = [(7 * number + 3) % 20 for number in range(rows)]
     offered = [(3 * number + 1) % 20 for number in range(other_rows)]
     first = max(moved[0], prefix) if other_kind.reused else moved[0]
@@ -77,7 +80,7 @@ def test_exactly_the_tokens_of_the_kind_move(any_world, name, prefix):
 @pytest.mark.parametrize("given", [True, False])
 def test_pages_without_a_complete_entry_may_be_given_or_left_out(world, tokens, prefix, entries, given):
     (source,) = world.prefill(layout(compressed(4), 16))
-    (destination,) = world.decode(layout(compressed(4), 16))
+    (destination,) = world.decode(layout(compressed(4), 16), settings=CHECKED)
     pages = range(-(-tokens // 16))
     source.fill("c", [5 + page for page in pages], (0, tokens))
     receiver, sender = destination.manager.receiver(1), source.manager.sender(1)
@@ -92,7 +95,7 @@ def test_pages_without_a_complete_entry_may_be_given_or_left_out(world, tokens, 
 
 def test_a_ring_that_is_too_small_is_refused_at_the_offer(world):
     (source,) = world.prefill(layout(ring(13), 4))
-    (destination,) = world.decode(layout(ring(13), 4))
+    (destination,) = world.decode(layout(ring(13), 4), settings=CHECKED)
     receiver, sender = destination.manager.receiver(1), source.manager.sender(1)
     with pytest.raises(RowsError, match="decode: component c: a ring of 3 rows holds 12 tokens, but 13 are needed"):
         receiver.offer({"c": [1, 2, 3]}, TOKENS)
@@ -107,7 +110,7 @@ def test_a_ring_that_is_too_small_is_refused_at_the_offer(world):
 def test_a_ring_that_lost_what_is_needed_fails_its_room(world, offer_first):
     """Each chunk fits into the ring of the source; the window that they make up together does not."""
     (source,) = world.prefill(layout(ring(13), 4))
-    (destination,) = world.decode(layout(ring(13), 4))
+    (destination,) = world.decode(layout(ring(13), 4), settings=CHECKED)
     receiver, sender = destination.manager.receiver(1), source.manager.sender(1)
     if offer_first:
         receiver.offer({"c": [1, 2, 3, 8]}, TOKENS)
@@ -130,7 +133,7 @@ def test_ranks_that_share_the_tokens_keep_only_those_of_the_window(world, as_rin
     sources = world.prefill(
         *(kb.RankLayout(plain.components, kb.Coords(cp=(rank, 4)), kb.Ownership(1, 4, rank)) for rank in range(4))
     )
-    (destination,) = world.decode(layout(windowed, 4))
+    (destination,) = world.decode(layout(windowed, 4), settings=CHECKED)
     receiver = destination.manager.receiver(1)
     receiver.offer({"c": [1, 2, 3]}, 18)
     senders = [source.manager.sender(1) for source in sources]
@@ -151,7 +154,7 @@ def test_ranks_that_share_the_tokens_keep_only_those_of_the_window(world, as_rin
 
 def test_kinds_that_hold_other_content_are_refused_with_both(world):
     (source,) = world.prefill(layout(compressed(4), 8))
-    (destination,) = world.decode(layout(compressed(8), 8))
+    (destination,) = world.decode(layout(compressed(8), 8), settings=CHECKED)
     receiver, sender = destination.manager.receiver(1), source.manager.sender(1)
     receiver.offer({"c": [1, 2, 3, 4, 5, 6, 7]}, TOKENS)
     wait_over(receiver)

@@ -17,7 +17,7 @@ from kvbaton.bench.contenders.baton import layout_of
 from kvbaton.bench.contenders.work import Work
 from kvbaton.bench.report import Figure, at_least
 from kvbaton.bench.transfer import size_words
-from kvbaton.copy import NATIVE, SlowCopyWarning, copy_boxes, fallback, gather, scatter
+from kvbaton.copy import NATIVE, SlowCopyWarning, copy_boxes, digest, fallback, gather, scatter
 from kvbaton.errors import TransferFailed
 from kvbaton.plan import Int64s, Pages, Transfer, assign, compile_pair
 
@@ -31,14 +31,14 @@ def run(pieces: Sequence[int], megabytes: int, runs: int) -> list[Figure]:
     figures: list[Figure] = []
     for piece in pieces:
         work = Work.of(piece, min(megabytes << 20, MOST_PIECES * piece))
-        bench = _Bench(work)
+        bench = Bench(work)
         contenders: dict[tuple[str, int], Callable[[], None]] = {}
         for threads in (1, 2):
             contenders["memcpy", threads] = partial(bench.memcpy, threads)
             contenders["copy", threads] = partial(bench.copy, threads)
             contenders["gather", threads] = partial(bench.gather, threads)
             contenders["scatter", threads] = partial(bench.scatter, threads)
-        seconds = _in_turn(contenders, runs)
+        seconds = in_turn(contenders, runs)
         bench.check()
         for threads in (1, 2):
             straight = work.nbytes / 2**30 / seconds["memcpy", threads]
@@ -54,7 +54,7 @@ def _threads(count: int) -> str:
     return f"{count} thread{'s' if count > 1 else ''}"
 
 
-def _in_turn(contenders: dict[tuple[str, int], Callable[[], None]], runs: int) -> dict[tuple[str, int], float]:
+def in_turn(contenders: dict[tuple[str, int], Callable[[], None]], runs: int) -> dict[tuple[str, int], float]:
     """The median seconds of each, in turn; the first turn is not counted."""
     taken: dict[tuple[str, int], list[float]] = {name: [] for name in contenders}
     for _ in range(1 + runs):
@@ -67,15 +67,15 @@ def _in_turn(contenders: dict[tuple[str, int], Callable[[], None]], runs: int) -
 
 def _against_fallback(piece: int, runs: int) -> Figure:
     work = Work.of(piece, min(64 << 20, FALLBACK_PIECES * piece))
-    bench = _Bench(work)
-    seconds = _in_turn({("kernel", 1): partial(bench.copy, 1), ("numpy", 1): bench.fallback}, min(runs, 3))
+    bench = Bench(work)
+    seconds = in_turn({("kernel", 1): partial(bench.copy, 1), ("numpy", 1): bench.fallback}, min(runs, 3))
     bench.check()
     rates = [work.nbytes / 2**30 / seconds[name, 1] for name in ("kernel", "numpy")]
     name = f"copy, {size_words(piece)} pieces, {work.nbytes / 2**20:.0f} MiB, 1 thread"
     return at_least(name, rates[0], "GiB/s", "numpy's fallback" if NATIVE else "itself", rates[1], None)
 
 
-class _Bench:
+class Bench:
     """One transfer between two pools in shared memory, and the same bytes as contiguous buffers."""
 
     def __init__(self, work: Work) -> None:
@@ -88,6 +88,7 @@ class _Bench:
         at, to = (Pages(work.chosen(role), 0) for role in ("source", "destination"))
         (self.transfer,) = _one(compile_pair(layout, layout, share).bind("kv", (0, work.pages), at, to))
         self._bases = (_base_of(self._source), _base_of(self._destination))
+        self._numbers = np.arange(work.pages, dtype=np.int64)
         self._packed = np.zeros(work.nbytes, np.uint8)
         self._memcpy = ctypes.CDLL(None).memcpy
         self._memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -135,6 +136,11 @@ class _Bench:
             self._packed,
             threads=threads,
         )
+
+    def digest(self, threads: int) -> None:
+        """The digest of the source's rows."""
+        boxes, units, _ = self.transfer
+        digest(boxes.shape, boxes.source, units, self._numbers, self._bases[0], threads=threads)
 
     def check(self) -> None:
         """Empty the destination, copy once more, and compare. Raises `TransferFailed`."""

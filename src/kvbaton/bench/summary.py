@@ -9,7 +9,7 @@ from typing import Any
 
 from kvbaton.errors import ConfigurationError
 
-FILES = ("transfer", "slices", "latency", "handover", "rooms", "fabrics")
+FILES = ("transfer", "slices", "latency", "handover", "rooms", "fabrics", "digest")
 """In the order of the table."""
 
 

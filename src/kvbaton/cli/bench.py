@@ -146,6 +146,22 @@ def fabrics(
 
 
 @app.command()
+def digest(
+    transports: Annotated[str, typer.Option(help="kvbaton's transports, separated by commas.")] = "shm,tcp",
+    pieces: Annotated[str, typer.Option(help="Piece sizes in bytes, separated by commas.")] = "256,2048,131072",
+    megabytes: Annotated[int, typer.Option(min=1, help="Most MiB of one hand-over.")] = 256,
+    runs: Annotated[int, typer.Option(min=1, help="Counted runs; the median is reported.")] = 5,
+    json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench/digest.json"),
+) -> None:
+    """What digests cost: the kernel beside memcpy, and hand-overs with and without them, every byte checked."""
+    from kvbaton.bench.digests import run
+    from kvbaton.bench.report import write_report
+
+    chosen = _listed(transports, ("shm", "tcp"), "--transports")
+    write_report(run(chosen, [_piece(piece) for piece in pieces.split(",")], megabytes, runs), json)
+
+
+@app.command()
 def plot(
     json: Annotated[Path, typer.Option(help="Figures of `kvbaton bench transfer`.")] = Path(
         "build/bench/transfer.json"

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvbaton.copy.bounds import check_bounds, check_source
+from kvbaton.copy.digests import digest, packed_side
 from kvbaton.copy.fallback import SlowCopyWarning
+from kvbaton.copy.halves import digest_half, digest_packed
 from kvbaton.copy.implementation import NATIVE, kernel
 from kvbaton.plan.boxes import Cast, Int64s, Transfer
 
@@ -20,8 +22,12 @@ __all__ = [
     "check_bounds",
     "check_source",
     "copy_boxes",
+    "digest",
+    "digest_half",
+    "digest_packed",
     "extent",
     "gather",
+    "packed_side",
     "receive_rows",
     "scatter",
     "send_rows",

@@ -149,9 +149,9 @@ static void join_runs(Box *box, int has_source, int has_destination)
     }
 }
 
-int64_t prepare(Call *call, const Py_buffer *shape, const Py_buffer *source, const Py_buffer *source_bases,
-                const Py_buffer *destination, const Py_buffer *destination_bases, const CastTables *cast,
-                Py_ssize_t units)
+static int64_t prepare_boxes(Call *call, const Py_buffer *shape, const Py_buffer *source, const Py_buffer *source_bases,
+                             const Py_buffer *destination, const Py_buffer *destination_bases, const CastTables *cast,
+                             Py_ssize_t units, int joins)
 {
     Py_ssize_t count = shape->shape[0];
     if ((source && source->shape[0] != count) || (destination && destination->shape[0] != count)
@@ -191,7 +191,8 @@ int64_t prepare(Call *call, const Py_buffer *shape, const Py_buffer *source, con
             return -1;
         if (cast->how && fill_cast(box, cast, source_bases, index) < 0)
             return -1;
-        join_runs(box, source != NULL, destination != NULL);
+        if (joins)
+            join_runs(box, source != NULL, destination != NULL);
     }
     call->job.boxes = boxes;
     call->job.count = count;
@@ -201,6 +202,20 @@ int64_t prepare(Call *call, const Py_buffer *shape, const Py_buffer *source, con
         return -1;
     }
     return total;
+}
+
+int64_t prepare(Call *call, const Py_buffer *shape, const Py_buffer *source, const Py_buffer *source_bases,
+                const Py_buffer *destination, const Py_buffer *destination_bases, const CastTables *cast,
+                Py_ssize_t units)
+{
+    return prepare_boxes(call, shape, source, source_bases, destination, destination_bases, cast, units, 1);
+}
+
+int64_t prepare_pieces(Call *call, const Py_buffer *shape, const Py_buffer *side, const Py_buffer *bases,
+                       Py_ssize_t units)
+{
+    const CastTables none = {0};
+    return prepare_boxes(call, shape, side, bases, NULL, NULL, &none, units, 0);
 }
 
 int check_range(const Job *job, int64_t begin, int64_t end, int64_t total)

@@ -32,6 +32,11 @@ int64_t prepare(Call *call, const Py_buffer *shape, const Py_buffer *source, con
                 const Py_buffer *destination, const Py_buffer *destination_bases, const CastTables *cast,
                 Py_ssize_t units);
 
+/* As `prepare` for one side that is read, but each piece stays as the tables say: what a piece is must not depend on how
+ * this side happens to be laid out. */
+int64_t prepare_pieces(Call *call, const Py_buffer *shape, const Py_buffer *side, const Py_buffer *bases,
+                       Py_ssize_t units);
+
 /* The range lies in the stream, and no unit that it touches is negative; -1 with an exception set. */
 int check_range(const Job *job, int64_t begin, int64_t end, int64_t total);
 

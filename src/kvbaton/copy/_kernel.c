@@ -5,11 +5,14 @@
  */
 #include "_arguments.h"
 #include "_bounds.h"
+#include "_digest.h"
 #include "_pool_type.h"
 #include "_vectors.h"
 #include "_walk.h"
 
 #include <errno.h>
+
+#define DIGEST_AT_ONCE_BYTES (64 * 1024)
 
 static PyObject *execute(Call *call, int64_t begin, int64_t end, int64_t total, int threads)
 {
@@ -170,6 +173,55 @@ static PyObject *kernel_receive(PyObject *module, PyObject *arguments)
     return socket_call(arguments, 0);
 }
 
+static PyObject *kernel_digest(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    PyObject *objects[5];
+    unsigned long long stream;
+    const char *with = "";
+    int threads;
+    if (!PyArg_ParseTuple(arguments, "OOOOOKi|s", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4], &stream,
+                          &threads, &with))
+        return NULL;
+    Call call = {0};
+    Py_buffer *shape, *side, *units, *numbers, *bases;
+    if (!(shape = hold_table(&call, objects[0], "shape", SHAPE_COLUMNS))
+        || !(side = hold_table(&call, objects[1], "side", SIDE_COLUMNS))
+        || !(units = hold_table(&call, objects[2], "units", 0))
+        || !(numbers = hold_table(&call, objects[3], "numbers", 0))
+        || !(bases = hold_table(&call, objects[4], "bases", 0))) {
+        release_call(&call);
+        return NULL;
+    }
+    call.job.source_units = units->buf;
+    int64_t total = prepare_pieces(&call, shape, side, bases, units->shape[0]);
+    if (total >= 0 && numbers->shape[0] != units->shape[0]) {
+        PyErr_Format(PyExc_ValueError, "%zd units but %zd numbers", units->shape[0], numbers->shape[0]);
+        total = -1;
+    }
+    if (total >= 0 && !digest_has(with)) {
+        PyErr_Format(PyExc_ValueError, "this processor has no instructions %s", with);
+        total = -1;
+    }
+    if (total < 0 || check_range(&call.job, 0, total, total) < 0) {
+        release_call(&call);
+        return NULL;
+    }
+    uint64_t digest = 0;
+    if (total > 0) {
+        /* What a few microseconds do is not worth waiting for the interpreter's lock afterwards. */
+        if (total <= DIGEST_AT_ONCE_BYTES)
+            digest = digest_job(&call.job, numbers->buf, units->shape[0], stream, 1, with);
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            digest = digest_job(&call.job, numbers->buf, units->shape[0], stream, threads, with);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    release_call(&call);
+    return PyLong_FromUnsignedLongLong(digest);
+}
+
 static PyObject *kernel_check(PyObject *module, PyObject *arguments)
 {
     (void)module;
@@ -213,6 +265,7 @@ static PyMethodDef methods[] = {
     {"copy", kernel_copy, METH_VARARGS, "Copy a byte range of a transfer from rows to rows."},
     {"gather", kernel_gather, METH_VARARGS, "Fill a buffer with a byte range of a transfer's packed stream."},
     {"scatter", kernel_scatter, METH_VARARGS, "Spread a buffer that holds a byte range of a transfer's packed stream."},
+    {"digest", kernel_digest, METH_VARARGS, "One number for the content of units of rows."},
     {"send", kernel_send, METH_VARARGS, "Send a byte range of a transfer's packed stream straight from its rows."},
     {"receive", kernel_receive, METH_VARARGS, "Receive a byte range of a transfer's packed stream straight into its rows."},
     {NULL, NULL, 0, NULL},

@@ -44,6 +44,17 @@ def send(
 def receive(
     descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, begin: int, end: int, /
 ) -> int: ...
+def digest(
+    shape: Int64s,
+    side: Int64s,
+    units: Int64s,
+    numbers: Int64s,
+    bases: Int64s,
+    stream: int,
+    threads: int,
+    instructions: str = "",
+    /,
+) -> int: ...
 
 class Pool:
     def __new__(cls, workers: int, name: str, chunk: int, least_chunk: int, /) -> Pool: ...

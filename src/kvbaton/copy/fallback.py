@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from kvbaton.copy.digest_numbers import digest_pieces
 from kvbaton.copy.memory import INDEX_ELEMENTS, Bytes, view
 from kvbaton.copy.numbers import cast_pieces, check_cast
 from kvbaton.plan.boxes import MOVE, Cast, Int64s
@@ -115,6 +116,38 @@ def receive(descriptor: int, shape: Int64s, side: Int64s, units: Int64s, bases: 
         received += more
     scatter(shape, side, units, bases, packed[:received], begin, 1)
     return received
+
+
+def digest(
+    shape: Int64s,
+    side: Int64s,
+    units: Int64s,
+    numbers: Int64s,
+    bases: Int64s,
+    stream: int,
+    threads: int,
+    instructions: str = "",
+) -> int:
+    """One number for the content of all pieces: see `kvbaton.copy.digests`."""
+    warn_once("see kvbaton.copy.NATIVE")
+    unit_bytes = int(shape.prod(axis=1).sum())
+    _check(shape, 0, unit_bytes * len(units), len(units), (side, units, bases))
+    if numbers.dtype != np.int64:
+        raise TypeError("numbers must be int64")
+    if numbers.shape != units.shape:
+        raise ValueError(f"{len(units)} units but {len(numbers)} numbers")
+    if not len(units) or not len(shape):
+        return 0
+    counts = shape[:, 0] * shape[:, 1]
+    runs = np.repeat(shape[:, 2], counts)
+    offsets = np.tile(np.cumsum(runs) - runs, len(units))
+    return digest_pieces(
+        _addresses(shape, side, units, bases),
+        np.tile(runs, len(units)),
+        np.repeat(numbers, len(runs)),
+        offsets,
+        stream,
+    )
 
 
 def _packed(

@@ -4,6 +4,7 @@ from kvbaton.plan.assign import assign
 from kvbaton.plan.boxes import SHAPE_COLUMNS, SIDE_COLUMNS, Boxes, Int64s, Transfer
 from kvbaton.plan.compile import compile_pair
 from kvbaton.plan.group import Runs, group_rows
+from kvbaton.plan.half import Half
 from kvbaton.plan.pages import Pages
 from kvbaton.plan.pair import PairPlan
 from kvbaton.plan.share import EVERY_TOKEN, Part, Share, TokenClasses
@@ -13,6 +14,7 @@ __all__ = [
     "SHAPE_COLUMNS",
     "SIDE_COLUMNS",
     "Boxes",
+    "Half",
     "Int64s",
     "Pages",
     "PairPlan",

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from kvbaton.errors import RowsError
 from kvbaton.layout import Kind, Ownership
 from kvbaton.plan.boxes import Boxes, Int64s, Transfer
+from kvbaton.plan.half import Half, Side
 from kvbaton.plan.pages import Pages
 from kvbaton.plan.share import TokenClasses
 from kvbaton.plan.tokens import Repeated, owned_mask, to_local
 from kvbaton.plan.units import check_range, check_ring, checked_pages, checked_rows, units_of_range, units_of_tokens
-
-Side = Literal["source", "destination"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,10 @@ class End:
     def where(self) -> str:
         """The words that begin an error."""
         return f"{self.side}: component {self.component}"
+
+
+Ends = tuple[tuple[End, Pages], ...]
+"""Sides of a component, each with the rows of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,17 @@ class Stream:
         return at, to
 
     def _select(self, unit: int, first: int, last: int, source: Pages, destination: Pages) -> tuple[Int64s, Int64s]:
+        ends = (self.source, source), (self.destination, destination)
+        moving, turn = self._moving(unit, first, last, ends)
+        if not moving.total:
+            return moving.first[:0], moving.first[:0]
+        at, to = (self._units(unit, end, pages, moving, turn) for end, pages in ends)
+        return at, to
+
+    def _moving(self, unit: int, first: int, last: int, ends: Ends) -> tuple[Repeated, int]:
+        """The entries that move, in turns; and the length of a turn, in which all ``ends`` fill whole pages."""
         period = math.lcm(self.unit, *(owned.unit * owned.modulus for owned in self._owned))
-        last = min(last, self._certain_end(first, period, source, destination))
+        last = min(last, self._certain_end(first, period, ends))
         # Which tokens move repeats after a period: what holds for the first one holds for all.
         tokens = np.arange(first, min(last, first + period), unit, dtype=np.int64)
         for owned in self._owned:
@@ -109,38 +120,52 @@ class Stream:
             if mask is not None:
                 tokens = tokens[mask]
         # Where they lie inside pages repeats after a larger one, in which both sides fill whole pages.
-        ends = (self.source, source), (self.destination, destination)
         turn = math.lcm(period, *(end.page_size * end.owned.modulus for end, _ in ends))
         tokens = Repeated.until(tokens, period, first, min(last, first + turn)).spelt_out()
-        moving = Repeated.until(tokens, turn, first, last)
+        return Repeated.until(tokens, turn, first, last), turn
+
+    @staticmethod
+    def _units(unit: int, end: End, pages: Pages, moving: Repeated, turn: int) -> Int64s:
+        local = Repeated(to_local(end.owned, moving.first), turn // end.owned.modulus, moving.total)
+        return units_of_tokens(pages, end.page_size, unit, local, end.rows, end.where, ring=end.ring)
+
+    def half(self, side: Side, first: int, last: int, pages: Pages) -> tuple[Int64s, Int64s]:
+        """The entries that `bind` moves, one by one and on one side only: the unit of each, and its number.
+
+        The number is the same on both sides, and whatever chunk the entry belongs to. Raises `RowsError`.
+        """
+        end = self.source if side == "source" else self.destination
+        first, last = first // self.ratio, last // self.ratio
+        pages = Pages(pages.rows, pages.start // self.ratio)
+        if self.aligned:
+            first, last = end.owned.local_count(first), end.owned.local_count(last)
+        if first >= last:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        if end.ring:
+            # Of an aligned stream these are local positions already.
+            start, stop = (first, last) if self.aligned else (end.owned.local_count(entry) for entry in (first, last))
+            check_ring(pages, end.page_size, start, stop, end.where)
+        if self.aligned:
+            units = units_of_range(pages, end.page_size, 1, first, last, end.rows, end.where)
+            return units, np.arange(first, last, dtype=np.int64)
+        moving, turn = self._moving(1, first, last, ((end, pages),))
         if not moving.total:
-            return tokens[:0], tokens[:0]
-        at, to = (
-            units_of_tokens(
-                pages,
-                end.page_size,
-                unit,
-                Repeated(to_local(end.owned, tokens), turn // end.owned.modulus, moving.total),
-                end.rows,
-                end.where,
-                ring=end.ring,
-            )
-            for end, pages in ends
-        )
-        return at, to
+            return moving.first[:0], moving.first[:0]
+        return self._units(1, end, pages, moving, turn), moving.spelt_out()
 
     @property
     def _owned(self) -> tuple[Ownership | TokenClasses, ...]:
         return self.source.owned, self.destination.owned, self.tokens
 
-    def _certain_end(self, first: int, period: int, source: Pages, destination: Pages) -> int:
-        """Return a token at which it is certain whether the rows of both sides cover what moves.
+    @staticmethod
+    def _certain_end(first: int, period: int, ends: Ends) -> int:
+        """Return a token at which it is certain whether the rows of all ``ends`` cover what moves.
 
         It lies a period behind the first token that a side cannot hold: if anything more moved, something in that
         period would. Without it a range of absurd length would be spelt out before it is refused.
         """
         known = []
-        for end, pages in ((self.source, source), (self.destination, destination)):
+        for end, pages in ends:
             begin = end.owned.local_count(first) if end.ring else pages.start
             known.append(end.owned.global_token(begin + len(pages.rows) * end.page_size))
         return (max(min(known), first) // period + 2) * period
@@ -215,6 +240,33 @@ class PairPlan:
             check_range(at, stream.source.rows, stream.source.where)
             check_range(to, stream.destination.rows, stream.destination.where)
         return [Transfer(stream.whole, at, to) for stream in streams]
+
+    def halves(self, component: str, side: Side, tokens: tuple[int, int], pages: Pages) -> list[Half]:
+        """What `bind` moves for these tokens, seen from one side, entry by entry.
+
+        Both sides give the same pieces with the same numbers, and the pieces of two ranges that follow each other are
+        those of both together. Raises `RowsError` as `bind` does.
+        """
+        halves: list[Half] = []
+        for number, stream in enumerate(self._known(component, has_tokens=True)):
+            end = stream.source if side == "source" else stream.destination
+            checked = checked_pages(pages, end.page_size * stream.ratio, end.where, ring=end.ring)
+            halves.append(Half(stream.single, side, number, *stream.half(side, *tokens, checked)))
+        return halves
+
+    def slot_halves(self, component: str, side: Side, rows: object) -> list[Half]:
+        """What `bind_slots` moves for ``rows``, seen from one side. Raises `RowsError` as `bind_slots` does."""
+        found = checked_rows(rows, f"{side}: component {component}")
+        halves: list[Half] = []
+        for number, stream in enumerate(self._known(component, has_tokens=False)):
+            end = stream.source if side == "source" else stream.destination
+            check_range(found, end.rows, end.where)
+            halves.append(Half(stream.whole, side, number, found, np.arange(len(found), dtype=np.int64)))
+        return halves
+
+    def bytes_per_row(self, component: str) -> int:
+        """Return the bytes that one row of a component without tokens moves, in all streams together."""
+        return sum(stream.whole.bytes_per_unit for stream in self._known(component, has_tokens=False))
 
     def check_rows(self, component: str, side: Side, rows: object) -> None:
         """Raise `RowsError` where one of ``rows`` is not registered in all the tensors that this pair moves."""

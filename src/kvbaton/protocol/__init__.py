@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from kvbaton.protocol.actions import Action, Deliver, FencePeer, RoomChanged, RowsReleased, Send, SendDone, StartWrite
+from kvbaton.protocol.actions import (
+    Action,
+    CheckDigests,
+    Deliver,
+    FencePeer,
+    RoomChanged,
+    RowsReleased,
+    Send,
+    SendDone,
+    StartWrite,
+)
 from kvbaton.protocol.codec import MAX_FRAME_BYTES, bundle, decode, encode, rows_from_bytes, rows_to_bytes
 from kvbaton.protocol.deadlines import Deadlines
 from kvbaton.protocol.decode_core import DecodeCore
@@ -32,6 +42,7 @@ __all__ = [
     "AbortAck",
     "Accepted",
     "Action",
+    "CheckDigests",
     "ComponentNeed",
     "Deadlines",
     "DecodeCore",

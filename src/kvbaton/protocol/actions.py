@@ -45,6 +45,18 @@ class SendDone(msgspec.Struct, frozen=True):
     aux: bool
 
 
+class CheckDigests(msgspec.Struct, frozen=True):
+    """Decode: a part says that it is complete; see whether what is in place has the digests of ``done``.
+
+    Report the result to `DecodeCore.checked`, exactly once. The rows stay as they are until then.
+    """
+
+    peer: str
+    room: int
+    epoch: int
+    done: Done
+
+
 class Deliver(msgspec.Struct, frozen=True):
     """Decode: a part is complete; take over what ``done`` carries. It comes before the room's success."""
 
@@ -75,4 +87,4 @@ class FencePeer(msgspec.Struct, frozen=True):
     reason: str
 
 
-Action = Union[Send, StartWrite, SendDone, Deliver, RoomChanged, RowsReleased, FencePeer]  # noqa: UP007
+Action = Union[Send, StartWrite, SendDone, CheckDigests, Deliver, RoomChanged, RowsReleased, FencePeer]  # noqa: UP007

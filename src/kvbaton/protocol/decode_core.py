@@ -16,7 +16,7 @@ from kvbaton.errors import (
     TransferAborted,
     TransferFailed,
 )
-from kvbaton.protocol.actions import Action, Deliver, FencePeer, RoomChanged, RowsReleased, Send
+from kvbaton.protocol.actions import Action, CheckDigests, Deliver, FencePeer, RoomChanged, RowsReleased, Send
 from kvbaton.protocol.core import Core
 from kvbaton.protocol.deadlines import Deadlines
 from kvbaton.protocol.decode_room import DecodeRoom, Link
@@ -141,8 +141,11 @@ class DecodeCore(Core[DecodeRoom]):
         *,
         prefix: int = 0,
         aux_row: int = -1,
+        digest: bool = False,
     ) -> list[Action]:
         """Tell every peer where tokens ``[prefix, tokens)`` of the room belong.
+
+        ``digest``: what every part sent is checked by its digests (`CheckDigests`) before it counts.
 
         Does nothing once the room has failed: its rows were never given away. Raises `RoomError` for a room that is not
         open or was offered before, and `RowsError` for rows or counts that do not hold together.
@@ -158,13 +161,14 @@ class DecodeCore(Core[DecodeRoom]):
         if state.status.terminal:
             return []
         state.offered = True
+        state.digest = digest
         state.progress = now
         state.status = Status.TRANSFERRING
         self._timers.set(state, state.deadline(self._deadlines)[0])
         actions: list[Action] = [RoomChanged(room, state.status)]
         rows = dict(components)
         for link in state.links.values():
-            actions += self._send(link.peer, Offer(room, link.epoch, tokens, rows, prefix, aux_row))
+            actions += self._send(link.peer, Offer(room, link.epoch, tokens, rows, prefix, aux_row, digest))
         return actions
 
     def abort(self, room: int, reason: str, now: float) -> list[Action]:
@@ -223,6 +227,20 @@ class DecodeCore(Core[DecodeRoom]):
         failure = Failure.named(message.error, f"{link.name}: {message.reason}")
         return self._fail(room, failure, now)
 
+    def checked(self, check: CheckDigests, failure: Failure | None, now: float) -> list[Action]:
+        """The digests of a part were compared: they are right, or ``failure`` says what is not."""
+        room = self._rooms.get(check.room)
+        link = room.links.get(check.peer) if room else None
+        if room is None or link is None or link.checking is not check.done:
+            return self._ignore("result of an unknown check")
+        link.checking = None
+        if room.status.terminal:
+            return self._release_if_quiet(room)
+        room.progress = now
+        if failure is not None:
+            return self._fail(room, failure._replace(reason=f"{link.name}: {failure.reason}"), now)
+        return self._on_right(room, link, check.done)
+
     def tick(self, now: float) -> list[Action]:
         """Let time pass: fail what has lasted too long, and have peers cut off that do not confirm an abort."""
         actions: list[Action] = []
@@ -268,10 +286,17 @@ class DecodeCore(Core[DecodeRoom]):
             # What a peer sent must never stop the loop that drives this core.
             fault = f"its content could not be inspected: {error!r}"
         link.done = True
-        room.remaining -= 1
         room.progress = now
         if fault:
             return self._fail(room, Failure(TransferFailed, f"{link.name}: {fault}"), now)
+        if room.digest:
+            link.checking = done
+            return [CheckDigests(link.peer, room.number, link.epoch, done)]
+        return self._on_right(room, link, done)
+
+    def _on_right(self, room: DecodeRoom, link: Link, done: Done) -> list[Action]:
+        """A part is in place."""
+        room.remaining -= 1
         actions: list[Action] = [Deliver(room.number, link.part, done)]
         if room.remaining == 0:
             room.status = Status.SUCCESS
@@ -317,7 +342,7 @@ class DecodeCore(Core[DecodeRoom]):
         return actions
 
     def _release_if_quiet(self, room: DecodeRoom) -> list[Action]:
-        if room.released or not room.status.terminal or room.unquiet():
+        if room.released or not room.status.terminal or room.in_use:
             return []
         room.released = True
         self._timers.cancel(room)

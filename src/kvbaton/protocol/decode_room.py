@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from kvbaton.errors import DeadlineExceeded
 from kvbaton.protocol.deadlines import Deadlines
 from kvbaton.protocol.failures import Failure
+from kvbaton.protocol.messages import Done
 from kvbaton.protocol.status import Status
 
 
@@ -24,6 +25,8 @@ class Link:
     done: bool = False
     drained: bool = False
     """Whether it is known to write no more although it is not done."""
+    checking: Done | None = None
+    """What ended it, while its digests are being checked."""
 
     @property
     def quiet(self) -> bool:
@@ -43,7 +46,9 @@ class DecodeRoom:
     failure: Failure | None = None
     offered: bool = False
     remaining: int = 0
-    """Expected parts that are not done."""
+    """Expected parts that are not done, or not yet known to be right."""
+    digest: bool = False
+    """Whether what parts sent is checked by its digests."""
     closed: bool = False
     released: bool = False
 
@@ -51,12 +56,17 @@ class DecodeRoom:
         """The parts that may still write."""
         return [link for link in self.links.values() if not link.quiet] if self.offered else []
 
+    @property
+    def in_use(self) -> bool:
+        """Whether its rows may still be written, or are read to be checked."""
+        return bool(self.unquiet()) or any(link.checking for link in self.links.values())
+
     def deadline(self, limits: Deadlines) -> tuple[float, Failure]:
         """When the room fails if nothing happens, and as what."""
         if not self.offered:
             reason = f"the decode engine did not offer its rows within {limits.offer_wait:g} s"
             return self.opened + limits.offer_wait, Failure(DeadlineExceeded, reason)
-        waiting = [link for link in self.links.values() if link.expected and not link.done]
+        waiting = [link for link in self.links.values() if link.expected and (not link.done or link.checking)]
         names = [link.name for link in sorted(waiting, key=lambda link: link.part)]
         missing = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         reason = f"no progress for {limits.transfer:g} s; still missing: {missing}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvbaton.errors import DeadlineExceeded, PeerLost, TransferAborted, TransferFailed
+from kvbaton.errors import DeadlineExceeded, DigestMismatch, PeerLost, TransferAborted, TransferFailed
 from kvbaton.protocol.messages import Abort, short_reason
 
-_BY_NAME = {error.__name__: error for error in (TransferFailed, TransferAborted, PeerLost, DeadlineExceeded)}
+_BY_NAME = {
+    error.__name__: error for error in (TransferFailed, TransferAborted, DigestMismatch, PeerLost, DeadlineExceeded)
+}
 
 
 class Failure(NamedTuple):

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from kvbaton.layout.nouns import RankLayout
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Both sides must speak the same version; it is in the head of each frame."""
 
 MAX_REASON_CHARACTERS = 2000
@@ -35,6 +35,8 @@ Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Descriptor = Annotated[bytes, Meta(max_length=MAX_DESCRIPTOR_BYTES)]
 PackedRows = Annotated[bytes, Meta(max_length=8 * MAX_ROWS)]
 AuxBytes = Annotated[bytes, Meta(max_length=MAX_AUX_BYTES)]
+Digest = Annotated[bytes, Meta(min_length=8, max_length=8)]
+"""A digest of `kvbaton.copy.digests`, little endian."""
 AuxPath = Literal["control", "fabric"]
 """How aux data travel: inside Done, or written by the transport with the last chunk."""
 
@@ -99,7 +101,8 @@ class Rows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 class Offer(msgspec.Struct, frozen=True, tag="offer", forbid_unknown_fields=True):
     """Decode rank to each prefill rank of the grid: where the data of a room may be written.
 
-    The sender fills tokens ``[prefix, tokens)``. ``aux_row`` is -1 if no aux data are wanted.
+    The sender fills tokens ``[prefix, tokens)``. ``aux_row`` is -1 if no aux data are wanted. ``digest``: the Done
+    shall have digests of what was sent.
     """
 
     room: RoomNumber
@@ -108,13 +111,15 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", forbid_unknown_fields=True
     components: Annotated[dict[Name, Rows], Meta(max_length=256)]
     prefix: Tokens = 0
     aux_row: Annotated[int, Meta(ge=-1, le=1 << 40)] = -1
+    digest: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", forbid_unknown_fields=True):
     """Prefill rank to decode rank: every byte of this part is visible at the receiver.
 
     ``bytes`` counts the bytes moved by component, ``chunks`` the writes they took. ``aux`` is the aux data itself,
-    unless the transport wrote it.
+    unless the transport wrote it. ``digests``, if the Offer asked for them, are of all bytes that this part sent, by
+    component; one that is missing stands for nothing sent.
     """
 
     room: RoomNumber
@@ -123,6 +128,7 @@ class Done(msgspec.Struct, frozen=True, tag="done", forbid_unknown_fields=True):
     chunks: Count = 0
     bytes: Annotated[dict[Name, Count], Meta(max_length=256)] = {}
     aux: AuxBytes = b""
+    digests: Annotated[dict[Name, Digest], Meta(max_length=256)] = {}
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", forbid_unknown_fields=True):

@@ -47,6 +47,10 @@ class Context:
         """The address of each region."""
         return np.array([region.address for region in self.regions], np.int64)
 
+    def region_bytes(self) -> Int64s:
+        """The length of each region."""
+        return np.array([region.nbytes for region in self.regions], np.int64)
+
     def send(self, peer: str, message: Message) -> None:
         """Send a message to a peer, at the end of this turn. Called on the control thread."""
         self.outbox.add(peer, message)

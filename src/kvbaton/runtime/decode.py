@@ -12,6 +12,7 @@ from kvbaton.errors import KVBatonError, RoomError, RowsError, TransferFailed
 from kvbaton.plan import PairPlan
 from kvbaton.protocol import (
     Action,
+    CheckDigests,
     DecodeCore,
     Deliver,
     Done,
@@ -24,10 +25,13 @@ from kvbaton.protocol import (
     Welcome,
     rows_to_bytes,
 )
+from kvbaton.protocol.failures import Failure
 from kvbaton.protocol.messages import MAX_TOKENS, AuxPath
 from kvbaton.registry import RegistryClient
 from kvbaton.runtime.aux_data import aux_nbytes, unpack_aux
 from kvbaton.runtime.context import Context
+from kvbaton.runtime.digest_jobs import DigestJobs
+from kvbaton.runtime.digests import Digests, Portion, aux_digests, check_memory, compare, landed_portion
 from kvbaton.runtime.finder import RoomFinder, Sought
 from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Receiver
@@ -62,6 +66,8 @@ class ReceiverRoom:
     """What the runtime keeps of a room besides the core's own state."""
 
     room: Receiver
+    digest: bool = False
+    """Whether it is checked by digests."""
     offered: OfferedRows | None = None
     """Set once, under the lock of the table."""
     opened: bool = False
@@ -87,13 +93,27 @@ class DecodeSide(Side[ReceiverRoom]):
             destination_index=destination_index,
             destinations=destinations,
         )
+        self._digests = DigestJobs(context)
         self._finder = RoomFinder(context, deployment, self)
 
     # Called by the engine, on any thread.
 
-    def open_room(self, number: int, registry: str, client: RegistryClient, dp_rank: int | None) -> Receiver:
-        """A receiver for a free room number; ``dp_rank`` None: find out. Raises `RoomError` if it is in use."""
-        entry = ReceiverRoom(Receiver(number, self, registry))
+    def open_room(
+        self,
+        number: int,
+        registry: str,
+        client: RegistryClient,
+        dp_rank: int | None,
+        digest: bool | None = None,
+    ) -> Receiver:
+        """A receiver for a free room number; ``dp_rank`` None: find out; ``digest`` None: as the settings say.
+
+        Raises `RoomError` if the number is in use, and `ConfigurationError` where digests cannot be made.
+        """
+        digest = self.context.settings.digest if digest is None else digest
+        if digest:
+            check_memory(self.context.regions)
+        entry = ReceiverRoom(Receiver(number, self, registry), digest)
         self._begin(entry, lambda: self._open(entry, registry, client, dp_rank))
         return entry.room
 
@@ -237,6 +257,7 @@ class DecodeSide(Side[ReceiverRoom]):
             self.context.now(),
             prefix=offered.prefix,
             aux_row=-1 if offered.aux is None else offered.aux,
+            digest=entry.digest,
         )
 
     def _close_in_core(self, number: int) -> list[Action]:
@@ -273,6 +294,8 @@ class DecodeSide(Side[ReceiverRoom]):
     def _carry_out(self, action: Action) -> list[Action]:
         if isinstance(action, Deliver):
             self._deliver(action)
+        elif isinstance(action, CheckDigests):
+            self._check(action)
         elif isinstance(action, FencePeer):
             self._sources.cut_off(action.peer, action.reason)
         else:
@@ -294,6 +317,34 @@ class DecodeSide(Side[ReceiverRoom]):
                 "give an aux slot on both sides, or on neither"
             )
         return ""
+
+    def _check(self, action: CheckDigests) -> None:
+        """Compare what a part put in place with what it sent; the core hears of it, perhaps later."""
+
+        def made(result: Digests | Exception) -> None:
+            if isinstance(result, Exception):
+                failure: Failure | None = Failure(TransferFailed, f"its digests could not be checked: {result}")
+            else:
+                failure = compare(result, action.done)
+            self.perform(self.core.checked(action, failure, self.context.now()))
+
+        try:
+            portion, travelled = self._landed(action)
+        except Exception as error:
+            made(error)
+            return
+        self._digests.make(portion, made, travelled)
+
+    def _landed(self, action: CheckDigests) -> tuple[Portion, Digests]:
+        """What a part put in place, and the digests of what came inside its Done."""
+        entry, done, context = self.rooms.get(action.room), action.done, self.context
+        if entry is None or entry.source is None or entry.offered is None:
+            raise RoomError(f"room {action.room} is not open")
+        plan, offered = entry.source.link(done.part).part.plan, entry.offered
+        aux = self._aux(action.room, done.part)
+        written = aux.slot if aux is not None and aux.path == "fabric" else None
+        portion = landed_portion(context.layout, plan, offered.components, offered.tokens, offered.prefix, written)
+        return portion, aux_digests(context, plan, done.aux) if aux is not None and written is None else {}
 
     def _deliver(self, action: Deliver) -> None:
         aux = self._aux(action.room, action.part)

@@ -22,6 +22,7 @@ from kvbaton.runtime.announcer import Announcer, AnnouncerThread
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.control import ControlPlane
 from kvbaton.runtime.decode import DecodeSide
+from kvbaton.runtime.digests import check_memory
 from kvbaton.runtime.membership import Membership
 from kvbaton.runtime.outbox import Outbox
 from kvbaton.runtime.prefill import PrefillSide
@@ -89,13 +90,15 @@ class Manager:
         index = layout.coords.number if destination_index is None else destination_index
         count = layout.coords.ranks if destinations is None else destinations
         _check_limits(layout, model, index, count)
+        settings = settings or Settings()
+        if settings.digest and role == "decode":
+            check_memory(regions)
         if isinstance(transports, str):
             transports = [transports]
         self.layout = layout
         self.role: Role = role
         self.instance = instance_of(transports)
         """Names this life of the rank: a restarted rank has another."""
-        settings = settings or Settings()
         host = advertised(bind, advertise)
         self._closed = threading.Event()
         self._registry = HttpRegistry(registry) if isinstance(registry, str) else registry
@@ -195,14 +198,17 @@ class Manager:
         self._check_open()
         return self.side.open_room(room)
 
-    def receiver(self, room: int, source: str | None = None, dp_rank: int | None = None) -> Receiver:
+    def receiver(
+        self, room: int, source: str | None = None, dp_rank: int | None = None, digest: bool | None = None
+    ) -> Receiver:
         """The receiver of a room, on a decode rank. Starts to find the prefill ranks at once.
 
         ``source`` is the url of the registry of the prefill side (the manager's own by default). ``dp_rank`` says which
         data-parallel replica of the prefill side serves the room; the room fails if there is none of that rank. With
-        None the registry is asked which replica opened it, until ``Deadlines.offer_wait``.
+        None the registry is asked which replica opened it, until ``Deadlines.offer_wait``. ``digest`` says whether what
+        came is compared with what was sent before the room succeeds (None: as ``Settings.digest`` says).
         Raises `RoomError` if the room is in use, or if this is a prefill rank, and `ConfigurationError`
-        without a source, or for a ``dp_rank`` that no replica can have.
+        without a source, for a ``dp_rank`` that no replica can have, or for digests of a device's memory.
         """
         room = _checked_room(room)
         if not isinstance(self.side, DecodeSide):
@@ -212,9 +218,9 @@ class Manager:
         if source is None:
             if self._registry is None:
                 raise ConfigurationError(f"decode: room {room}: pass source=, the url of the prefill side's registry")
-            return self.side.open_room(room, self._registry_name, self._registry, dp_rank)
+            return self.side.open_room(room, self._registry_name, self._registry, dp_rank, digest)
         client = self._clients.setdefault(source, HttpRegistry(source))
-        return self.side.open_room(room, source, client, dp_rank)
+        return self.side.open_room(room, source, client, dp_rank, digest)
 
     def close(self) -> None:
         """Fail every room, tell the peers, leave the registry, and end all threads. Safe to call twice.

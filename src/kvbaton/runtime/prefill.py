@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kvbaton.errors import KVBatonError, RoomError, RowsError, TransferFailed
+from kvbaton.errors import DigestMismatch, KVBatonError, RoomError, RowsError, TransferFailed
 from kvbaton.plan import Pages, Transfer
 from kvbaton.protocol import (
     Abort,
@@ -26,6 +26,8 @@ from kvbaton.protocol.messages import short_reason
 from kvbaton.runtime.aux_data import bind_aux, pack_aux
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.destinations import Destinations
+from kvbaton.runtime.digest_jobs import Sent, WriteDigests
+from kvbaton.runtime.digests import as_sent, aux_portion, digests_of
 from kvbaton.runtime.interfaces import Announcements
 from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Sender
@@ -50,6 +52,8 @@ class SenderRoom:
     """What `send` and `finish` handed over, by the core's handle; empty once the rows are released."""
     aux: int | None = None
     """The aux slot."""
+    sent: dict[str, Sent] = field(default_factory=dict)
+    """Digests of what was sent, by peer that asked for them."""
 
 
 class PrefillSide(Side[SenderRoom]):
@@ -63,6 +67,7 @@ class PrefillSide(Side[SenderRoom]):
         self._destinations = Destinations(context, self.core, self.perform)
         self._rows = EngineRows(context.layout, "prefill")
         self._writes = Writes()
+        self._digests = WriteDigests(context, lambda completion: self._written(completion, context.now()))
         self._handles = itertools.count(1)
         self.announcer: Announcements | None = None
         """Set before the first room, on the rank that announces the rooms of its data-parallel replica."""
@@ -167,18 +172,26 @@ class PrefillSide(Side[SenderRoom]):
         elif isinstance(message, Abort) and self._destinations.is_outside(peer):
             self.perform(self.core.withdrawn(message, self.context.now()))
         else:
+            if isinstance(message, Abort) and message.error == DigestMismatch.__name__:
+                # Also where the room counts as sent: it is this side's memory, or its network, that may be broken.
+                destination = self._destinations.get(peer)
+                who = peer if destination is None else destination.rank.coords
+                logger.error("prefill: room %d: decode rank %s says: %s", message.room, who, message.reason)
             self.perform(self.core.handle(peer, message, self.context.now()))
 
     def _on_malformed(self, peer: str, error: KVBatonError) -> None:
         self._destinations.on_malformed(peer, error)
 
     def _written(self, completion: Completion, now: float) -> None:
+        if self._digests.holds(completion):
+            return
         write = self._writes.ended(completion.ticket)
+        digest_error = self._digests.error(completion.ticket)
         if completion.error:
             self._destinations.give_up_if_dead(write.peer, completion.error)
         else:
             self._count(write.room, write.moved)
-        self.perform(self.core.written(completion.ticket, completion.error, now, write.moved))
+        self.perform(self.core.written(completion.ticket, completion.error or digest_error, now, write.moved))
 
     # Rooms.
 
@@ -205,6 +218,7 @@ class PrefillSide(Side[SenderRoom]):
 
     def _let_go(self, entry: SenderRoom) -> None:
         entry.chunks.clear()
+        entry.sent.clear()
         entry.aux = None
 
     def _count(self, number: int, moved: Mapping[str, int]) -> None:
@@ -219,7 +233,7 @@ class PrefillSide(Side[SenderRoom]):
         if isinstance(action, StartWrite):
             return self._start_write(action)
         if isinstance(action, SendDone):
-            self.context.send(action.peer, self._with_aux(action.peer, action.done) if action.aux else action.done)
+            self.context.send(action.peer, self._complete(action))
             return []
         return super()._carry_out(action)
 
@@ -244,8 +258,26 @@ class PrefillSide(Side[SenderRoom]):
         aux: dict[str, list[Transfer]] = {}
         if action.aux and entry.aux is not None:
             aux = bind_aux(self.context, destination.plan, entry.aux, offer.aux_row)
-        self._writes.start(action, destination, entry.chunks[action.handle], offer, aux)
+        chunk = entry.chunks[action.handle]
+        self._writes.start(action, destination, chunk, offer, aux)
+        if offer.digest:
+            sent = entry.sent.setdefault(action.peer, Sent())
+            self._digests.start(action, destination.plan, chunk, sent, entry.aux if action.aux else None)
         return []
+
+    def _complete(self, action: SendDone) -> Done:
+        """A Done with what the core cannot know: aux data and digests."""
+        done, destination, entry = action.done, self._destinations.get(action.peer), self.rooms.get(action.done.room)
+        if destination is None or entry is None:
+            return done
+        if action.aux:
+            done = self._with_aux(action.peer, done)
+        if not self.core.offer(done.room, action.peer).digest:
+            return done
+        sent = entry.sent.get(action.peer, Sent())
+        if action.aux and entry.aux is not None:
+            sent.add(digests_of(self.context, aux_portion(self.context.layout, destination.plan, "source", entry.aux)))
+        return msgspec.structs.replace(done, digests=as_sent(sent.sums))
 
     def _with_aux(self, peer: str, done: Done) -> Done:
         """Put the aux slot's bytes into Done."""

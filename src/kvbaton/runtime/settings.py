@@ -42,6 +42,9 @@ class Settings:
     aux: AuxPath = "control"
     """How aux data travel: "control" is inside messages, "fabric" by the transport, with the last chunk. Where it
     cannot reach the memory they go inside messages all the same, which is logged once. The decode side decides."""
+    digest: bool = False
+    """Whether rooms are checked by digests: success means then that every byte is the right one. Costs a pass over the
+    bytes on each side. The decode side decides, and may decide otherwise for a room (`Manager.receiver`)."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """How long a room may stay in each state."""
 

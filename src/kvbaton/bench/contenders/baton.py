@@ -17,8 +17,9 @@ from .work import LAYERS, Work
 class BatonSide(Side):
     """A rank of the prefill (source) or the decode side (destination)."""
 
-    def __init__(self, role: str, transport: str) -> None:
+    def __init__(self, role: str, transport: str, digest: bool = False) -> None:
         self.role = role
+        self.digest = digest
         self.transport = transport
         self.room = 0
 
@@ -51,7 +52,7 @@ class BatonSide(Side):
         """As `Side.arm`."""
         self.memory.array[:] = 0
         self.room += 1
-        self.receiver = self.manager.receiver(self.room)
+        self.receiver = self.manager.receiver(self.room, digest=self.digest)
         self.receiver.offer({"kv": self.rows}, tokens=self.work.pages)
 
     def run(self) -> dict[str, float]:
@@ -96,4 +97,4 @@ def layout_of(work: Work) -> RankLayout:
 
 
 if __name__ == "__main__":
-    serve(BatonSide(sys.argv[-1], sys.argv[-2]))
+    serve(BatonSide(sys.argv[-1], sys.argv[1], "digest" in sys.argv))
