@@ -30,9 +30,10 @@ from kvbaton.transport.fabric.area import Area, fabric_regions, numbers_of, on_h
 from kvbaton.transport.fabric.base import Fabric
 from kvbaton.transport.fabric.costs import costs_of
 from kvbaton.transport.fabric.direct import direct_writes
-from kvbaton.transport.fabric.link import Link, Remote
+from kvbaton.transport.fabric.link import Link
 from kvbaton.transport.fabric.loads import cut_loads, load_bytes
 from kvbaton.transport.fabric.options import FabricOptions
+from kvbaton.transport.fabric.outgoing import Remote
 from kvbaton.transport.fabric.pump import Pump
 from kvbaton.transport.fabric.receiver import FabricReceiver
 from kvbaton.transport.process import ProcessKey
