@@ -95,9 +95,9 @@ def end(name, executor):
     return FabricTransport(name, SharedFabric(), options={**OPTIONS, "executor": executor}, allocate=shared)
 
 
-def destination(executor, nbytes, connection):
+def destination(executor, nbytes, name, connection):
     """Offer memory until told to answer with its content, or killed."""
-    transport = end("destination", executor)
+    transport = end(name, executor)
     memory = SharedMemory(nbytes)
     memory.array[:] = CANARY
     transport.register([Region.of(memory)])

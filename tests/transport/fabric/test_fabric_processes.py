@@ -1,5 +1,6 @@
 """What only another process can show: its memory, its death in the middle of writes, and its standing still."""
 
+import contextlib
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region, SharedMemory
 from kvbaton.transport.conformance.case import CANARY, rows
 from kvbaton.transport.fabric import slabs
+from kvbaton.transport.fabric.link import DRAINING, LEAVING, LETTING_GO, Link
 
 MIB = 1 << 20
 
@@ -45,7 +47,7 @@ def test_content_arrives_in_another_process(executor, transport):
     memory.array[:] = np.random.default_rng(1).integers(0, CANARY, 2 * MIB, dtype=np.uint8)
     transport.register([Region.of(memory)])
     order = np.random.default_rng(2).permutation(512)
-    with started(destination, executor, 4 * MIB) as (_, connection):
+    with started(destination, executor, 4 * MIB, "destination") as (_, connection):
         peer = transport.connect(receive(connection))
         transport.write(peer, [rows(4096, order, order[::-1], stride=8192)], 1)
         ended = []
@@ -60,7 +62,7 @@ def test_content_arrives_in_another_process(executor, transport):
 
 def test_killed_destination_ends_every_ticket(executor, transport):
     transport.register([Region.of(shared(4 * MIB, 1))])
-    with started(destination, executor, 4 * MIB) as (process, connection):
+    with started(destination, executor, 4 * MIB, "destination") as (process, connection):
         descriptor = receive(connection)
         peer = transport.connect(descriptor)
         everything = np.arange(4 * MIB // ROW)
@@ -156,7 +158,7 @@ def test_a_writer_that_stands_still_is_fenced_where_it_only_packs(executor, tran
 
 def test_a_destination_that_stands_still_does_not_hold_up_a_disconnect(executor, transport):
     transport.register([Region.of(shared(4 * MIB, 1))])
-    with started(destination, executor, 4 * MIB) as (process, connection):
+    with started(destination, executor, 4 * MIB, "destination") as (process, connection):
         peer = transport.connect(receive(connection))
         os.kill(process.pid, signal.SIGSTOP)
         everything = np.arange(4 * MIB // ROW)
@@ -166,3 +168,35 @@ def test_a_destination_that_stands_still_does_not_hold_up_a_disconnect(executor,
         ended = dict(transport.poll())
         assert sorted(ended) == [0, 1, 2, 3]
         os.kill(process.pid, signal.SIGCONT)
+
+
+def test_a_close_lets_go_of_peers_that_stand_still_all_at_a_time(monkeypatch):
+    entered = []
+    enter = Link._enter
+
+    def noting(self, state):
+        entered.append((state, self.instance))
+        enter(self, state)
+
+    monkeypatch.setattr(Link, "_enter", noting)
+    transport = end("here", "packed")
+    transport.register([Region.of(shared(4 * MIB, 1))])
+    everything = np.arange(4 * MIB // ROW)
+    names = {f"destination-{number}" for number in range(3)}
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for place, name in enumerate(sorted(names)):
+            process, connection = stack.enter_context(started(destination, "packed", 4 * MIB, name))
+            peer = transport.connect(receive(connection))
+            os.kill(process.pid, signal.SIGSTOP)
+            processes.append(process)
+            for ticket in range(4):
+                transport.write(peer, [rows(ROW, everything, everything)], 4 * place + ticket)
+        transport.close()
+        ended = dict(transport.poll())
+        for process in processes:
+            os.kill(process.pid, signal.SIGCONT)
+    assert sorted(ended) == list(range(12))
+    assert all("the transport was closed" in error for error in ended.values())
+    assert [{name for state, name in entered if state == one} for one in (DRAINING, LETTING_GO, LEAVING)] == [names] * 3
+    assert [state for state, _ in entered[:3]] == [DRAINING] * 3, "one peer was waited for before the next was asked"

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from kvbaton.errors import TransportError
 from kvbaton.transport.base import RemotePeer
@@ -24,18 +25,28 @@ from kvbaton.transport.wire import take_acks
 
 logger = logging.getLogger(__name__)
 
-DRAIN_SECONDS = 1.0
-"""How long a disconnect waits for what is under way, and then for the peer to close its end."""
-LET_GO_SECONDS = 5.0
-"""How long the library may need to get done with a peer that is let go of."""
+LEAVE_SECONDS = 2.0
+"""How long a disconnect takes: all of it, and with all peers of a transport together."""
 RETRY_SECONDS = 5e-3
 """How long until it is asked again, and a side channel that takes no more."""
-STOP_SECONDS = 60.0
-"""How long `Link.stop` waits for the pump, which a library may hold up."""
+STOP_SECONDS = 10.0
+"""How long the pump is waited for, which a library that does not return may hold up."""
 RECEIVE_BYTES = 1 << 16
 
 OPEN, DRAINING, LETTING_GO, LEAVING, OVER = range(5)
 """A link drains what is under way, has the library let go of the peer, says goodbye, and is over."""
+
+
+class Patience(NamedTuple):
+    """How long a state lasts at most."""
+
+    seconds: float
+    """By itself: a library may need four seconds to find out that its network is down."""
+    part: float
+    """Where a disconnect waits: up to which part of `LEAVE_SECONDS`."""
+
+
+PATIENCE = {DRAINING: Patience(1.0, 0.5), LETTING_GO: Patience(5.0, 0.75), LEAVING: Patience(1.0, 1.0)}
 
 
 class Link(RemotePeer):
@@ -65,6 +76,8 @@ class Link(RemotePeer):
         self._in = bytearray()
         self._state = OPEN
         self._deadline: float | None = None
+        self._asked: float | None = None
+        """When a disconnect began to wait."""
         self._reason = ""
         self._hung_up = False
         """Whether the peer sends nothing more."""
@@ -86,9 +99,12 @@ class Link(RemotePeer):
         if not self._pump.call(lambda: self._writes.take(write)):
             self._tickets.end(ticket, "the transport was closed before the write was over")
 
-    def stop(self, reason: str) -> None:
-        """Let go of the peer; returns when nothing here reads or writes memory for it any more."""
-        if self._pump.call(lambda: self._drain(reason)) and not self._ended.wait(STOP_SECONDS):
+    def stop(self, reason: str, seconds: float = STOP_SECONDS) -> None:
+        """Let go of the peer; returns when nothing here reads or writes memory for it any more.
+
+        Takes `LEAVE_SECONDS`, and up to ``seconds`` where the library does not return from a call.
+        """
+        if self._pump.call(lambda: self._drain(reason)) and not self._ended.wait(seconds):
             keep_alive(self._memory)
             logger.error("peer %s: the library does not come back; the memory that it reads is kept", self.instance)
 
@@ -175,11 +191,15 @@ class Link(RemotePeer):
         self.writable()
 
     def _drain(self, reason: str) -> None:
-        """The caller wants no more of this peer: what is under way may end, within a second."""
+        """The caller wants no more of this peer, and waits: what is under way may end, within half of its time."""
+        if self._asked is None:
+            self._asked = time.monotonic()
         if self._state == OPEN:
             self._reason = self._reason or reason
-            self._state, self._deadline = DRAINING, time.monotonic() + DRAIN_SECONDS
             self._writes.stop(self._reason)
+            self._enter(DRAINING)
+        else:
+            self._hurry()
 
     def _lost(self, reason: str) -> None:
         """The side channel ended, or the peer's half of it."""
@@ -193,7 +213,7 @@ class Link(RemotePeer):
 
     def _let_go(self) -> None:
         """Take the library off the peer."""
-        self._state, self._deadline = LETTING_GO, time.monotonic() + LET_GO_SECONDS
+        self._enter(LETTING_GO)
         self._writes.stop(self._reason)
         self._writes.fail_all()
         self._try_to_leave(given_up=False)
@@ -208,12 +228,12 @@ class Link(RemotePeer):
             given_up = True
         if self._state != LETTING_GO or not (over or given_up):
             return
-        self._state, self._deadline = LEAVING, time.monotonic() + DRAIN_SECONDS
+        self._enter(LEAVING)
         if over:
             self._out += side.FAREWELL
-            self._over.append(self.remote.connection)
+            self._note_over()
         else:
-            self._pump.give_up(self, self._peer, self._memory)
+            self._pump.give_up(self, self._peer, self._memory, self._note_over)
         self._writes.fail_all()
         self._say_goodbye(given_up=False)
 
@@ -233,6 +253,20 @@ class Link(RemotePeer):
         self._sock.close()
         self._writes.end_all()
         self._ended.set()
+
+    def _note_over(self) -> None:
+        """The library does nothing more for this connection."""
+        self._over.append(self.remote.connection)
+
+    def _enter(self, state: int) -> None:
+        """Go on to ``state``, which ends by itself or at its deadline."""
+        self._state, self._deadline = state, time.monotonic() + PATIENCE[state].seconds
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """Have the deadline of this state fit that of a disconnect that waits."""
+        if self._asked is not None and self._deadline is not None:
+            self._deadline = min(self._deadline, self._asked + PATIENCE[self._state].part * LEAVE_SECONDS)
 
     def _due(self, now: float) -> bool:
         return self._deadline is not None and now >= self._deadline

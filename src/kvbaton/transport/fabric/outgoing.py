@@ -1,4 +1,4 @@
-"""The writes to one peer that are not over: what is posted next, into which of its slabs, what it has yet to confirm."""
+"""The writes to one peer that are not over: what is posted next and where, what is yet to be confirmed."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Outgoing:
         self._fail(list(self._queue))
 
     def fail_all(self) -> None:
-        """After `stop`: fail what was handed out, too. Tickets end when neither library nor peer has anything of them."""
+        """After `stop`: fail what was handed out, too. Tickets end when library and peer are done with them."""
         self._fail(list(self._outstanding.values()))
 
     def end_all(self) -> None:

@@ -12,7 +12,8 @@ import itertools
 import secrets
 import socket
 import threading
-from collections import deque
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -30,7 +31,7 @@ from kvbaton.transport.fabric.area import Area, fabric_regions, numbers_of, on_h
 from kvbaton.transport.fabric.base import Fabric
 from kvbaton.transport.fabric.costs import costs_of
 from kvbaton.transport.fabric.direct import direct_writes
-from kvbaton.transport.fabric.link import Link
+from kvbaton.transport.fabric.link import STOP_SECONDS, Link
 from kvbaton.transport.fabric.loads import cut_loads, load_bytes
 from kvbaton.transport.fabric.options import FabricOptions
 from kvbaton.transport.fabric.outgoing import Remote
@@ -42,6 +43,8 @@ from kvbaton.transport.tickets import Tickets
 from kvbaton.transport.wire import MAX_INSTANCE, TOKEN_BYTES, Dialect
 
 HOST = frozenset({"host"})
+REMEMBERED = 1024
+"""Peers of which it is remembered what is over; an instance that does not come again needs it no more."""
 
 
 class FabricTransport(Transport):
@@ -105,8 +108,8 @@ class FabricTransport(Transport):
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._numbers_of_connections = itertools.count()
-        self._over: dict[str, deque[int]] = {}
-        """By peer: connections for which the library does nothing any more; the latest of them."""
+        self._over: OrderedDict[str, deque[int]] = OrderedDict()
+        """By peer: connections for which the library does nothing any more; the latest of them, and of the peers."""
         self._closed = False
         self.port: int = listener.getsockname()[1]
         self._receiver = FabricReceiver(
@@ -160,7 +163,7 @@ class FabricTransport(Transport):
 
     def _link(self, sock: socket.socket, described: side.FabricDescriptor, area: Area) -> Link:
         connection = next(self._numbers_of_connections)
-        over = self._over.setdefault(described.instance, deque(maxlen=side.MAX_OVER))
+        over = self._over_of(described.instance)
         welcome = self._hello(sock, described.instance, connection, tuple(over))
         if len(welcome.kinds) != len(described.regions):
             raise TransportError(
@@ -185,6 +188,15 @@ class FabricTransport(Transport):
             welcome.slab_bytes,
         )
         return Link(self._pump, sock, remote, area, self.table, self._tickets, over)
+
+    def _over_of(self, instance: str) -> deque[int]:
+        """Where the connections to that instance are noted that are over."""
+        with self._lock:
+            over = self._over.setdefault(instance, deque(maxlen=side.MAX_OVER))
+            self._over.move_to_end(instance)
+            if len(self._over) > REMEMBERED:
+                self._over.popitem(last=False)
+        return over
 
     def _hello(self, sock: socket.socket, peer: str, connection: int, over: tuple[int, ...]) -> side.Welcome:
         process = None
@@ -246,7 +258,7 @@ class FabricTransport(Transport):
         self._tickets.set_waker(wake)
 
     def disconnect(self, peer: RemotePeer) -> None:
-        """As `Transport.disconnect`; waits up to a second for what is under way, and as long as the library needs."""
+        """As `Transport.disconnect`. Takes two seconds at most, one of which is for what is under way."""
         if isinstance(peer, Link):
             with self._lock:
                 self._links.discard(peer)
@@ -265,7 +277,7 @@ class FabricTransport(Transport):
         self._receiver.gate.readmit(instance)
 
     def close(self) -> None:
-        """As `Transport.close`."""
+        """As `Transport.close`. Lets go of all peers at a time, in two seconds at most."""
         with self._lock:
             closed, self._closed = self._closed, True
             links, self._links = list(self._links), set()
@@ -274,11 +286,13 @@ class FabricTransport(Transport):
         self._tickets.close()
         for link in links:
             link.ask_to_stop("the transport was closed before the write was over")
+        limit = time.monotonic() + STOP_SECONDS
         for link in links:
-            link.stop("the transport was closed before the write was over")
-        self._pump.stop()
+            link.stop("the transport was closed before the write was over", max(0.0, limit - time.monotonic()))
+        stopped = self._pump.stop(max(1.0, limit - time.monotonic()))
         self._receiver.close()
-        self.fabric.close()
+        if stopped:
+            self.fabric.close()
 
     @property
     def counters(self) -> dict[str, int]:
