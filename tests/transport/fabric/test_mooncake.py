@@ -11,7 +11,7 @@ from mooncake_process import CANARY, MISSING, TCP, Owner, Relay, finish, pieces
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.transport.fabric import mooncake
-from kvbaton.transport.fabric.mooncake import MooncakeFabric
+from kvbaton.transport.fabric.mooncake.adapter import MooncakeFabric
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 MIB = 1 << 20

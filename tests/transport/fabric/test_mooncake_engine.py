@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
-from kvbaton.transport.fabric import mooncake_engine
-from kvbaton.transport.fabric.mooncake_descriptor import MooncakeDescriptor, decode
-from kvbaton.transport.fabric.mooncake_engine import choose, library, start
+from kvbaton.transport.fabric.mooncake import engine as mooncake_engine
+from kvbaton.transport.fabric.mooncake.descriptor import MooncakeDescriptor, decode
+from kvbaton.transport.fabric.mooncake.engine import choose, library, start
 
 
 class FakeModule:

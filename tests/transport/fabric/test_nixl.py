@@ -33,8 +33,8 @@ from kvbaton.memory import Region
 from kvbaton.transport import create
 from kvbaton.transport.conformance import Conformance, NotApplicable
 from kvbaton.transport.conformance.case import rows
-from kvbaton.transport.fabric.nixl import NixlFabric
-from kvbaton.transport.fabric.nixl_descriptor import MAX_BYTES, TOKEN_BYTES, NixlDescriptor
+from kvbaton.transport.fabric.nixl.adapter import NixlFabric
+from kvbaton.transport.fabric.nixl.descriptor import MAX_BYTES, TOKEN_BYTES, NixlDescriptor
 from kvbaton.transport.fabric.transport import FabricTransport
 
 MIB = 1 << 20
@@ -329,7 +329,7 @@ def test_backend_whose_libraries_are_missing_is_refused_with_their_names():
 @pytest.mark.parametrize("tls", [TCP, "posix"])
 def test_process_ends_in_the_ordinary_way(tls):
     code = (
-        "from kvbaton.transport.fabric.nixl import NixlFabric\n"
+        "from kvbaton.transport.fabric.nixl.adapter import NixlFabric\n"
         "try: fabric = NixlFabric('here')\n"
         "except Exception as error: print(type(error).__name__)\n"
         "else: fabric.register([]); fabric.describe(); print('made')\n"

@@ -29,7 +29,6 @@ from kvbaton.transport.executor import choose_for
 from kvbaton.transport.fabric import side
 from kvbaton.transport.fabric.area import Area, fabric_regions, numbers_of, on_host, pages
 from kvbaton.transport.fabric.base import Fabric
-from kvbaton.transport.fabric.costs import costs_of
 from kvbaton.transport.fabric.direct import direct_writes
 from kvbaton.transport.fabric.link import STOP_SECONDS, Link
 from kvbaton.transport.fabric.loads import cut_loads, load_bytes
@@ -91,7 +90,7 @@ class FabricTransport(Transport):
             needs_shared_memory=False,
             one_sided=not packed,
             hardware=fabric.hardware,
-            costs=costs_of(fabric.name),
+            costs=fabric.costs,
         )
         address = Endpoint.parse(bind, default_port=0)
         self.host = advertised(address.host, advertise or None)

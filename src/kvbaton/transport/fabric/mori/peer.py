@@ -14,7 +14,7 @@ import msgspec
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.transport.fabric.base import FabricPeer
-from kvbaton.transport.fabric.mori_engine import SLOTS, TOKEN_BYTES, Engine
+from kvbaton.transport.fabric.mori.engine import SLOTS, TOKEN_BYTES, Engine
 
 MAX_DESCRIPTOR = 48 << 10
 MAX_UNPACKED = 4 << 20

@@ -11,8 +11,8 @@ import numpy as np
 
 from kvbaton.errors import TransportUnavailable
 from kvbaton.memory import Region
-from kvbaton.transport.fabric import mori_guards as guards
-from kvbaton.transport.fabric.mori_settings import Settings
+from kvbaton.transport.fabric.mori import guards
+from kvbaton.transport.fabric.mori.settings import Settings
 
 TOKEN_BYTES = 16
 SLOTS = 256

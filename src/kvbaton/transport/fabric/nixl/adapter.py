@@ -30,12 +30,10 @@ import numpy as np
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
-from kvbaton.transport.fabric import nixl_backend
 from kvbaton.transport.fabric.base import Ended, Fabric, FabricLimits, FabricPeer, Writes
-from kvbaton.transport.fabric.nixl_descriptor import TOKEN_BYTES, NixlDescriptor, Place
+from kvbaton.transport.fabric.nixl import backend as nixl_backend
+from kvbaton.transport.fabric.nixl.descriptor import TOKEN_BYTES, NixlDescriptor, Place
 
-OPTIONS = nixl_backend.OPTIONS
-devices_option = nixl_backend.devices_option
 CONNECT_SECONDS = 5.0
 _SLOTS = 256
 _KINDS = {"host": "DRAM", "cuda": "VRAM"}
@@ -76,6 +74,10 @@ class NixlFabric(Fabric):
     """One agent of NIXL with one back-end."""
 
     name = "nixl"
+    OPTIONS = nixl_backend.OPTIONS
+    devices_option = staticmethod(nixl_backend.devices_option)
+    costs = nixl_backend.SHARED_MEMORY_COSTS
+    """Over shared memory. Where UCX is told to use nothing but TCP, those of `nixl_backend.TCP_COSTS`."""
     limits = FabricLimits(writes=1 << 18, write_bytes=1 << 31, posts=256)
     cross_host = True
 
@@ -95,6 +97,7 @@ class NixlFabric(Fabric):
         self._agent = agent
         self.memory_kinds = nixl_backend.memory_kinds()
         self.hardware = nixl_backend.uses_hardware(options or {})
+        self.costs = nixl_backend.costs()
         self._lock = threading.Lock()
         self._connections: dict[str, _Connection] = {}
         self._requests: dict[int, _Request] = {}
