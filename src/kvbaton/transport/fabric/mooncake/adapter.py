@@ -93,8 +93,8 @@ class MooncakeFabric(Fabric):
     OPTIONS = mooncake_engine.OPTIONS
     devices_option = staticmethod(mooncake_engine.devices_option)
     costs = Costs(piece_seconds=20e-6, copy_bytes_per_second=27e9, packed_seconds=20e-6)
-    """Over TCP, two processes of one host (`kvbaton bench fabrics`): a piece takes 20 us and more, whatever its size up to
-    32 KiB. Copies overlap with the wire: at 270 KiB both ways cost the same."""
+    """Over TCP, two processes of one host (`kvbaton bench fabrics`): a piece takes 20 us and more, up to 32 KiB
+    whatever its size. Copies overlap with the wire: at 270 KiB both ways cost the same."""
     cross_host = True
 
     def __init__(

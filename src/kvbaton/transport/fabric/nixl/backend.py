@@ -33,9 +33,9 @@ _NEEDS = {
     "LIBFABRIC": "it needs libfabric.so.1, libhwloc.so.15 and the CUDA driver's libcuda.so.1",
 }
 SHARED_MEMORY_COSTS = Costs(piece_seconds=4e-6, copy_bytes_per_second=5e9)
-"""Two processes of one host (`kvbaton bench fabrics`, UCX_TLS=tcp,posix,sysv,cma): a piece took 3.5 us at 256 B, 4.1 us
-at 2 KiB and 4.2 us at 8 KiB, and a packed byte 0.4 ns more than a direct one does beside that: at 8 KiB the two cost about
-the same. A lone piece of 64 B is no quicker by itself than packed."""
+"""Two processes of one host (`kvbaton bench fabrics`, UCX_TLS=tcp,posix,sysv,cma): a piece took 3.5 us at 256 B and 4.2 us
+at 8 KiB, and a packed byte 0.4 ns more than a direct one does beside that: at 8 KiB the two cost about the same. A lone
+piece of 64 B is no quicker by itself than packed."""
 TCP_COSTS = Costs(piece_seconds=7e-6, copy_bytes_per_second=20e9)
 """The same over UCX_TLS=tcp: 6 to 8 us up to 2 KiB. Copies overlap with the wire, so that packing costs nearly nothing
 more: at 32 KiB it was still quicker by half."""
