@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from kvbaton.errors import TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
 from kvbaton.transport.base import Costs
@@ -157,6 +158,15 @@ class Fabric(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Let go of all peers, of registered memory, and of the library. Safe to call twice."""
+
+    def _require_kinds(self, regions: Sequence[Region]) -> None:
+        """For adapters: raise `TransportUnavailable` for memory that is of none of the `memory_kinds`."""
+        for number, region in enumerate(regions):
+            if region.kind not in self.memory_kinds:
+                raise TransportUnavailable(
+                    f"region {number} is {region.kind} memory; {self.name} reaches "
+                    f"{', '.join(sorted(self.memory_kinds))} memory here"
+                )
 
     @staticmethod
     def devices_option(options: Mapping[str, str], near: Callable[[], Choice]) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 from kvbaton.address import Endpoint
 from kvbaton.errors import AddressError, TransportError
 from kvbaton.plan.boxes import Int64s
+from kvbaton.transport.fabric import descriptor
+from kvbaton.transport.fabric.scratch import TOKEN_BYTES
 
-MAX_DESCRIPTOR = 48 << 10
-TOKEN_BYTES = 16
 _MAX_ADDRESS = 1 << 62
 
 
@@ -39,26 +39,21 @@ class MooncakeDescriptor(msgspec.Struct, frozen=True, array_like=True, tag="moon
 
     def encode(self) -> bytes:
         """As bytes. Raises `TransportError` if they are too many."""
-        encoded = msgspec.msgpack.encode(self)
-        if len(encoded) > MAX_DESCRIPTOR:
-            raise TransportError(
-                f"{len(self.bases)} regions make a descriptor of {len(encoded)} bytes, more than {MAX_DESCRIPTOR}; "
-                "register fewer, larger regions"
-            )
-        return encoded
+        return descriptor.encode(self, len(self.regions) // 8)
 
-
-def decode(descriptor: bytes, name: str) -> MooncakeDescriptor:
-    """The descriptor of peer ``name``. Raises `TransportError` for bytes that are none."""
-    try:
-        described = msgspec.msgpack.decode(descriptor, type=MooncakeDescriptor)
-        Endpoint.parse(str(described.address))
-    except (msgspec.DecodeError, AddressError) as error:
-        raise TransportError(f"the descriptor of peer {name} cannot be understood: {error}") from error
-    if len(described.regions) % 8 or len(described.token) != TOKEN_BYTES:
-        raise TransportError(
-            f"the descriptor of peer {name} cannot be understood: its regions or its token are cut off"
-        )
-    if ((described.bases < 0) | (described.bases >= _MAX_ADDRESS)).any():
-        raise TransportError(f"the descriptor of peer {name} cannot be understood: a region has an impossible address")
-    return described
+    @classmethod
+    def decode(cls, encoded: bytes, name: str) -> MooncakeDescriptor:
+        """The descriptor of peer ``name``. Raises `TransportError` for bytes that are none."""
+        described = descriptor.decode(cls, encoded, name)
+        wrong = ""
+        try:
+            Endpoint.parse(str(described.address))
+        except AddressError as error:
+            wrong = str(error)
+        if len(described.regions) % 8 or len(described.token) != TOKEN_BYTES:
+            wrong = "its regions or its token are cut off"
+        elif ((described.bases < 0) | (described.bases >= _MAX_ADDRESS)).any():
+            wrong = "a region has an impossible address"
+        if wrong:
+            raise TransportError(f"the descriptor of peer {name} cannot be understood: {wrong}")
+        return described

@@ -88,6 +88,7 @@ class MoriFabric(Fabric):
         The library pins memory when a session needs it first, and ends the process if that fails. So a session with
         this process itself is made for each region: what cannot work fails here, and no request pays for pinning.
         """
+        self._require_kinds(regions)
         memory = self._engine.add(list(regions))
         self._regions = tuple(Place(memory[r.address] if r.nbytes else -1, r.nbytes) for r in regions)
         if self._engine.rdma:
