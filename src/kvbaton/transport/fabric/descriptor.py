@@ -1,4 +1,4 @@
-"""What a process tells others of its end of a library, as bytes: bounded, and with a digest, since damage harms libraries.
+"""What a process tells others of its end of a library, as bytes: bounded, and with a digest.
 
 An adapter's descriptor is a struct of msgspec. Metadata of a library that were damaged on their way can end the process
 that loads them; so nothing is looked at that does not have its digest.
@@ -28,8 +28,8 @@ def encode(described: msgspec.Struct, regions: int) -> bytes:
     packed = zlib.compress(msgspec.msgpack.encode(described))
     if _DIGEST_BYTES + len(packed) > MAX_BYTES:
         raise TransportError(
-            f"{regions} regions make a descriptor of {_DIGEST_BYTES + len(packed)} bytes, more than {MAX_BYTES}; register "
-            "fewer, larger regions, or name fewer devices, where each has a key for each region"
+            f"{regions} regions make a descriptor of {_DIGEST_BYTES + len(packed)} bytes, more than {MAX_BYTES}; "
+            "register fewer, larger regions, or name fewer devices, where each has a key for each region"
         )
     return _digest(packed) + packed
 
