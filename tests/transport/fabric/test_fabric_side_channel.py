@@ -16,6 +16,7 @@ from kvbaton.memory import Region
 from kvbaton.transport import inbound, wire
 from kvbaton.transport.conformance.case import CANARY, rows
 from kvbaton.transport.fabric import receiver, side
+from kvbaton.transport.fabric import transport as transport_module
 from kvbaton.transport.fabric.memory import MemoryFabric
 from kvbaton.transport.fabric.transport import FabricTransport
 
@@ -252,6 +253,11 @@ def test_slabs_of_a_silent_end_are_not_granted_again_but_those_of_a_goodbye_are(
     assert target._receiver.free_slabs == 14
 
 
+DRIPS = b"an answer to the greeting that drips"
+LONG = struct.pack("<I", side.MAX_WELCOME)
+"""The begin of a welcome; what is to follow drips."""
+
+
 class Impostor:
     """Welcomes one writer as it likes, and then says what a test says."""
 
@@ -267,11 +273,18 @@ class Impostor:
     def serve(self):
         self.sock, _ = self.listener.accept()
         self.sock.settimeout(10)
+        if self.welcome == DRIPS:
+            with contextlib.suppress(ConnectionError):
+                drip(self.sock)
+            return
         wire.read_greeting(self.sock, self.dialect, bytes(16))
         wire.send_answer(self.sock, self.dialect, wire.ACCEPTED, "target")
         side.read(self.sock, side.Hello, side.MAX_HELLO)
         if isinstance(self.welcome, bytes):
             self.sock.sendall(self.welcome)
+            if self.welcome == LONG:
+                with contextlib.suppress(ConnectionError):
+                    drip(self.sock)
         else:
             side.send(self.sock, self.welcome)
 
@@ -322,6 +335,18 @@ def test_a_welcome_that_is_none_is_refused(writer, target, welcome):
     with deceived(writer, target, said) as (_, peer):
         assert isinstance(peer, TransportError)
         assert reason in str(peer)
+
+
+@pytest.mark.parametrize(
+    ("welcome", "reason"), [(DRIPS, "cannot connect to peer"), (LONG, "did not let this process in")]
+)
+def test_a_peer_that_drips_its_answers_is_given_up_as_a_whole(writer, target, monkeypatch, welcome, reason):
+    """Each read gets a byte in time, but the handshake has one deadline."""
+    monkeypatch.setattr(transport_module, "CONNECT_SECONDS", 0.3)
+    with deceived(writer, target, welcome) as (_, error):
+        assert isinstance(error, TransportUnavailable)
+        assert reason in str(error)
+        assert "it took more than" in str(error)
 
 
 ACKS = {

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from kvbaton.copy import check_bounds, scatter
 from kvbaton.errors import RowsError
 from kvbaton.transport import wire
+from kvbaton.transport.dial import cut_off_after
 from kvbaton.transport.fabric import side
 from kvbaton.transport.fabric.area import Area
 from kvbaton.transport.fabric.slabs import Death, Departed, Guest, Slabs
@@ -96,7 +97,7 @@ class FabricReceiver(Inbound):
         return any(guest.direct for guest in open_guests) or self._departed.may_write(instance)
 
     def _receive(self, connection: Connection) -> None:
-        with self._cut_off_after(connection, HELLO_SECONDS):
+        with cut_off_after(connection.sock, HELLO_SECONDS):
             guest = self._welcome(connection, side.read(connection.sock, side.Hello, side.MAX_HELLO))
         if guest is None:
             return

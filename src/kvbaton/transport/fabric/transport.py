@@ -24,7 +24,7 @@ from kvbaton.errors import ConfigurationError, TransportError, TransportUnavaila
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Transfer
 from kvbaton.transport.base import Capabilities, Completion, RemotePeer, Transport
-from kvbaton.transport.dial import CONNECT_SECONDS, listen, reach
+from kvbaton.transport.dial import CONNECT_SECONDS, cut_off_after, listen, reach
 from kvbaton.transport.executor import choose_for
 from kvbaton.transport.fabric import side
 from kvbaton.transport.fabric.area import Area, fabric_regions, numbers_of, on_host, pages
@@ -143,10 +143,12 @@ class FabricTransport(Transport):
         described = side.decode_descriptor(descriptor, self.name)
         if self._area is None:
             raise TransportError("nothing is registered yet; register the regions before connecting")
+        limit = time.monotonic() + CONNECT_SECONDS
         where = described.host, described.port
-        sock = reach(self._dialect, *where, described.token, writer=self.instance, peer=described.instance)
+        peer = described.instance
+        sock = reach(self._dialect, *where, described.token, writer=self.instance, peer=peer, seconds=CONNECT_SECONDS)
         try:
-            link = self._link(sock, described, self._area)
+            link = self._link(sock, described, self._area, limit)
         except BaseException:
             # The peer's slabs are free again at once.
             with contextlib.suppress(OSError):
@@ -160,10 +162,11 @@ class FabricTransport(Transport):
         link.stop("the transport was closed")
         raise TransportError("the transport is closed; nothing can be connected any more")
 
-    def _link(self, sock: socket.socket, described: side.FabricDescriptor, area: Area) -> Link:
+    def _link(self, sock: socket.socket, described: side.FabricDescriptor, area: Area, limit: float) -> Link:
+        """Say hello, before ``limit``, and connect the library."""
         connection = next(self._numbers_of_connections)
         over = self._over_of(described.instance)
-        welcome = self._hello(sock, described.instance, connection, tuple(over))
+        welcome = self._hello(sock, described.instance, connection, tuple(over), limit)
         if len(welcome.kinds) != len(described.regions):
             raise TransportError(
                 f"peer {described.instance} has {len(described.regions)} regions, but told the kinds of "
@@ -197,14 +200,16 @@ class FabricTransport(Transport):
                 self._over.popitem(last=False)
         return over
 
-    def _hello(self, sock: socket.socket, peer: str, connection: int, over: tuple[int, ...]) -> side.Welcome:
+    def _hello(
+        self, sock: socket.socket, peer: str, connection: int, over: tuple[int, ...], limit: float
+    ) -> side.Welcome:
         process = None
         with contextlib.suppress(TransportUnavailable):
             process = ProcessKey.own()
         try:
-            sock.settimeout(CONNECT_SECONDS)
-            side.send(sock, side.Hello(self.capabilities.one_sided, process, connection, over))
-            welcome = side.read(sock, side.Welcome, side.MAX_WELCOME)
+            with cut_off_after(sock, max(0.0, limit - time.monotonic())):
+                side.send(sock, side.Hello(self.capabilities.one_sided, process, connection, over))
+                welcome = side.read(sock, side.Welcome, side.MAX_WELCOME)
         except (OSError, EOFError, ValueError) as error:
             raise TransportUnavailable(f"peer {peer} did not let this process in: {error}") from error
         if welcome.refusal:
