@@ -6,8 +6,7 @@ import pytest
 from code_blocks import DOCS
 
 from kvbaton.transport import NAMES
-from kvbaton.transport.fabric import FABRICS
-from kvbaton.transport.fabric.costs import costs_of
+from kvbaton.transport.fabric import FABRICS, adapter_of
 
 ROOT = DOCS.parent
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
@@ -49,9 +48,9 @@ def test_costs_are_those_that_the_planning_page_says():
     fabrics = FABRICS.keys() & set(NAMES)
     assert said == {
         name: (
-            round(costs_of(name).piece_seconds * 1e6),
-            round(costs_of(name).copy_bytes_per_second / 1e9),
-            round(costs_of(name).packed_seconds * 1e6),
+            round(adapter_of(name).costs.piece_seconds * 1e6),
+            round(adapter_of(name).costs.copy_bytes_per_second / 1e9),
+            round(adapter_of(name).costs.packed_seconds * 1e6),
         )
         for name in fabrics
     }

@@ -130,8 +130,9 @@ def test_transports_that_do_not_meet_are_refused_as_the_handshake_does():
         ("shm", "layers_first", "mapped"),
         ("loopback", "layers_first", "mapped"),
         ("tcp", "blocks_first", "packed"),
-        ("nixl", "layers_first", "packed"),
-        ("nixl", "blocks_first", "direct"),
+        ("mooncake", "layers_first", "packed"),
+        ("mooncake", "blocks_first", "direct"),
+        ("nixl", "layers_first", "direct"),
     ],
 )
 def test_the_executor_follows_from_transport_and_pieces(transport, placement, executor):

@@ -1,10 +1,16 @@
-"""The other process of the two-process tests: what it does, and how a test starts it."""
+"""The other process of the two-process tests: what it does, and how a test starts it.
+
+A process makes its transport by a ``make`` that it is given, called with the instance id: a function of a module, or a
+`functools.partial` of one.
+"""
 
 import contextlib
 import multiprocessing
 import os
+import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -15,12 +21,18 @@ from kvbaton.transport.conformance.case import CANARY, rows
 
 SPAWN = multiprocessing.get_context("spawn")
 ROW = 1 << 20
-LIMIT = 30.0
+# Nothing is quick in the virtual machine that has RDMA.
+LIMIT = 300.0 if os.environ.get("RDMA_VM") else 60.0
 
 
-def destination(name, nbytes, connection):
+def named(name, instance, **keywords):
+    """The transport of that name, for a `functools.partial`."""
+    return create(name, instance=instance, **keywords)
+
+
+def destination(make, nbytes, connection, name="destination"):
     """Offer memory until told to answer with its content, or killed."""
-    transport = create(name, instance="destination")
+    transport = make(name)
     memory = SharedMemory(nbytes)
     memory.array[:] = CANARY
     transport.register([Region.of(memory)])
@@ -31,9 +43,9 @@ def destination(name, nbytes, connection):
     transport.close()
 
 
-def writer(name, nbytes, descriptor, connection):
+def writer(make, nbytes, descriptor, connection):
     """Write to the destination over and over, a new value each time, until it cannot or is killed."""
-    transport = create(name, instance="writer")
+    transport = make("writer")
     memory = SharedMemory(nbytes)
     transport.register([Region.of(memory)])
     connection.send(transport.describe())
@@ -58,10 +70,11 @@ def writer(name, nbytes, descriptor, connection):
 
 
 @contextlib.contextmanager
-def started(function, *arguments):
+def started(function, *arguments, **keywords):
     """A running process and the connection to it; killed at the end, come what may."""
     here, there = SPAWN.Pipe()
-    process = SPAWN.Process(target=function, args=(*arguments, there), daemon=True)
+    keywords["connection"] = there
+    process = SPAWN.Process(target=function, args=arguments, kwargs=keywords, daemon=True)
     process.start()
     there.close()
     try:
@@ -70,6 +83,35 @@ def started(function, *arguments):
         process.kill()
         process.join()
         here.close()
+
+
+def receive(connection):
+    """What the other process says next."""
+    assert connection.poll(LIMIT), "the other process did not answer"
+    return connection.recv()
+
+
+def content(connection):
+    """What is in the memory of a `destination` now."""
+    connection.send("content")
+    assert connection.poll(LIMIT), "the other process did not answer"
+    return np.frombuffer(connection.recv_bytes(), dtype=np.uint8)
+
+
+def stand_still(process):
+    """Stop a process, and wait until it stands still."""
+    os.kill(process.pid, signal.SIGSTOP)
+    assert eventually(lambda: _state(process) == "T"), "the other process does not stop"
+
+
+def go_on(process):
+    """Have a process that was stopped go on, and wait until it does."""
+    os.kill(process.pid, signal.SIGCONT)
+    assert eventually(lambda: _state(process) != "T"), "the other process does not go on"
+
+
+def _state(process):
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def eventually(condition):

@@ -170,7 +170,7 @@ def test_an_acknowledgement_of_what_was_never_sent_is_a_breach():
         for ticket in range(2):
             writer.write(peer, [rows(32 * MIB, [0], [0])], ticket)
         for sock in impostor.socks:
-            sock.sendall(tcp_wire.encode_ack(7, ""))
+            sock.sendall(wire.encode_ack(wire.Ack(7)))
         found = ended(writer, 2)
         assert all("ticket 7" in error for error in found.values())
 
@@ -181,7 +181,7 @@ def test_an_early_acknowledgement_does_not_end_a_ticket_that_is_being_sent():
         writer.write(peer, [rows(64 * MIB, [0], [0])], 5)
         sock = impostor.socks[0]
         frame = tcp_wire.read_frame(sock)
-        sock.sendall(tcp_wire.encode_ack(5, ""))
+        sock.sendall(wire.encode_ack(wire.Ack(5)))
         assert wire.read_tables(sock, frame.boxes, frame.units) is not None
         assert eventually(lambda: not peer._outstanding[5].unacknowledged)
         assert writer.poll() == []

@@ -3,10 +3,11 @@
 import os
 import signal
 import time
+from functools import partial
 
 import numpy as np
 import pytest
-from peer_process import ROW, destination, eventually, resources, started, writer
+from peer_process import ROW, content, destination, eventually, named, receive, resources, started, writer
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region, SharedMemory
@@ -29,24 +30,18 @@ def transport(name):
     transport.close()
 
 
-def receive(connection):
-    assert connection.poll(30), "the other process did not answer"
-    return connection.recv()
-
-
 def test_content_arrives_in_another_process(name, transport):
     source = np.random.default_rng(1).integers(0, CANARY, 4 * MIB, dtype=np.uint8)
     transport.register([Region.of(source)])
     order = np.random.default_rng(2).permutation(1024)
-    with started(destination, name, 8 * MIB) as (_, connection):
+    with started(destination, partial(named, name), 8 * MIB) as (_, connection):
         peer = transport.connect(receive(connection))
         transport.write(peer, [rows(4096, order, order[::-1], stride=8192)], 1)
         ended = []
         assert eventually(lambda: ended.extend(transport.poll()) or ended)
         assert [tuple(completion) for completion in ended] == [(1, "")]
         # The content is taken at the time the ticket has ended: visibility, not luck.
-        connection.send("content")
-        found = np.frombuffer(connection.recv_bytes(), dtype=np.uint8).reshape(1024, 8192)
+        found = content(connection).reshape(1024, 8192)
     np.testing.assert_array_equal(found[order[::-1], :4096], source.reshape(1024, 4096)[order])
     assert (found[:, 4096:] == CANARY).all()
 
@@ -54,7 +49,7 @@ def test_content_arrives_in_another_process(name, transport):
 def test_killed_destination_ends_every_ticket(name, transport):
     source = np.ones(32 * MIB, dtype=np.uint8)
     transport.register([Region.of(source)])
-    with started(destination, name, 32 * MIB) as (process, connection):
+    with started(destination, partial(named, name), 32 * MIB) as (process, connection):
         descriptor = receive(connection)
         peer = transport.connect(descriptor)
         everything = np.arange(32)
@@ -91,7 +86,7 @@ def test_killed_writer_can_be_fenced(name, transport):
     memory = SharedMemory(8 * MIB)
     memory.array[:] = CANARY
     transport.register([Region.of(memory)])
-    with started(writer, name, 8 * MIB, transport.describe()) as (process, connection):
+    with started(writer, partial(named, name), 8 * MIB, transport.describe()) as (process, connection):
         transport.admit(receive(connection))
         connection.send("go")
         assert eventually(lambda: memory.array[-1] not in (CANARY, 0)), "nothing was written"
@@ -108,7 +103,7 @@ def test_living_writer_is_fenced_where_the_transport_can():
     transport = create("tcp", instance="here")
     memory = SharedMemory(8 * MIB)
     transport.register([Region.of(memory)])
-    with started(writer, "tcp", 8 * MIB, transport.describe()) as (_, connection):
+    with started(writer, partial(named, "tcp"), 8 * MIB, transport.describe()) as (_, connection):
         transport.admit(receive(connection))
         connection.send("go")
         assert eventually(lambda: memory.array[-1] != 0)
@@ -124,7 +119,7 @@ def test_living_writer_over_shared_memory_is_not_declared_fenced():
     transport = create("shm", instance="here")
     memory = SharedMemory(MIB)
     transport.register([Region.of(memory)])
-    with started(writer, "shm", MIB, transport.describe()) as (process, connection):
+    with started(writer, partial(named, "shm"), MIB, transport.describe()) as (process, connection):
         transport.admit(receive(connection))
         assert transport.fence("writer") is False
         process.kill()
@@ -137,7 +132,7 @@ def test_peers_that_come_and_die_leave_nothing(name, transport):
     transport.register([Region.of(np.zeros(ROW, dtype=np.uint8))])
     counts = []
     for _ in range(3):
-        with started(destination, name, ROW) as (process, connection):
+        with started(destination, partial(named, name), ROW) as (process, connection):
             peer = transport.connect(receive(connection))
             transport.write(peer, [rows(ROW, [0], [0])], len(counts))
             assert eventually(transport.poll)

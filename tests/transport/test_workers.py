@@ -3,10 +3,11 @@
 import os
 import select
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
-from peer_process import destination, eventually, started
+from peer_process import destination, eventually, named, started
 
 from kvbaton.errors import TransportError
 from kvbaton.memory import Region, SharedMemory
@@ -164,7 +165,7 @@ def test_a_disconnected_peer_takes_nothing_of_others_with_it(writer, target):
 def test_the_death_of_a_peer_ends_its_tickets(writer, pidfd, monkeypatch):
     if not pidfd:
         monkeypatch.delattr(os, "pidfd_open")
-    with started(destination, "shm", 32 * MIB) as (process, connection):
+    with started(destination, partial(named, "shm"), 32 * MIB) as (process, connection):
         assert connection.poll(30)
         peer = writer.connect(connection.recv())
         everything = [rows(MIB, np.arange(32), np.arange(32))]

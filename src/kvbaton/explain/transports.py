@@ -15,15 +15,14 @@ from kvbaton.transport.executor import (
     choose_for,
     count_runs,
 )
-from kvbaton.transport.fabric import FABRICS
-from kvbaton.transport.fabric.costs import costs_of
+from kvbaton.transport.fabric import FABRICS, adapter_of
 from kvbaton.transport.loopback import LoopbackTransport
 from kvbaton.transport.shm import ShmTransport
 from kvbaton.transport.tcp import TcpTransport
 
 _HERE = {kind.name: kind.capabilities for kind in (LoopbackTransport, ShmTransport, TcpTransport)}
 _ONE_SIDED = Capabilities(False, True, frozenset({"host", "cuda"}), False, one_sided=True)
-_FABRICS = {name: _ONE_SIDED._replace(costs=costs_of(name)) for name in FABRICS}
+_FABRICS = {name: _ONE_SIDED._replace(costs=adapter_of(name).costs) for name in FABRICS}
 
 
 def capabilities_of(name: str) -> Capabilities:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
+from collections.abc import Iterator
 
 from kvbaton.errors import AddressError, TransportError, TransportUnavailable
 from kvbaton.transport.wire import Dialect, greet
 
 CONNECT_SECONDS = 5.0
+"""How long it may take to connect to a peer, its greeting and the rest of a handshake included."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -33,12 +36,31 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def dial(host: str, port: int, timeout: float) -> socket.socket:
-    """Connect, with the deadline on the handshake that follows too. Raises ``OSError``."""
-    end = time.monotonic() + timeout
-    sock = socket.create_connection((host, port), timeout=timeout)
-    sock.settimeout(max(0.1, end - time.monotonic()))
-    return sock
+@contextlib.contextmanager
+def cut_off_after(sock: socket.socket, seconds: float) -> Iterator[None]:
+    """Let what is done with ``sock`` inside take so many seconds, all of it together: then it is shut down.
+
+    Raises ``TimeoutError`` in place of what the end of the socket led to.
+    """
+    late = threading.Event()
+
+    def cut_off() -> None:
+        late.set()
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    # From outside: a timeout on each read would let the other side drip bytes for ever.
+    guard = threading.Timer(seconds, cut_off)
+    guard.name, guard.daemon = f"{threading.current_thread().name}-guard", True
+    guard.start()
+    try:
+        yield
+    except (OSError, EOFError, ValueError) as error:
+        if late.is_set():
+            raise TimeoutError(f"it took more than {seconds:.3g} s") from error
+        raise
+    finally:
+        guard.cancel()
 
 
 def tune(sock: socket.socket) -> None:
@@ -56,15 +78,20 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def reach(dialect: Dialect, host: str, port: int, token: bytes, *, writer: str, peer: str) -> socket.socket:
-    """A tuned connection to ``peer``, greeted as ``writer``. Raises `TransportUnavailable`."""
+def reach(
+    dialect: Dialect, host: str, port: int, token: bytes, *, writer: str, peer: str, seconds: float = CONNECT_SECONDS
+) -> socket.socket:
+    """A tuned connection to ``peer``, greeted as ``writer``, within ``seconds``. Raises `TransportUnavailable`."""
     where = f"peer {peer} at {host} port {port}"
+    end = time.monotonic() + seconds
     try:
-        sock = dial(host, port, CONNECT_SECONDS)
+        sock = socket.create_connection((host, port), timeout=seconds)
     except (OSError, UnicodeError) as error:
         raise TransportUnavailable(f"cannot connect to {where}: {error}") from error
     try:
-        greet(sock, dialect, writer, token, peer)
+        sock.settimeout(None)
+        with cut_off_after(sock, end - time.monotonic()):
+            greet(sock, dialect, writer, token, peer)
         tune(sock)
     except (OSError, EOFError, TransportError) as error:
         sock.close()

@@ -11,10 +11,9 @@ import contextlib
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
 
 from kvbaton.transport import wire
-from kvbaton.transport.dial import tune
+from kvbaton.transport.dial import cut_off_after, tune
 from kvbaton.transport.gate import Gate
 from kvbaton.transport.table import RegionTable
 
@@ -164,7 +163,7 @@ class Inbound(abc.ABC):
     def _serve(self, connection: Connection) -> None:
         greeted = False
         try:
-            with self._cut_off_after(connection, GREETING_SECONDS):
+            with cut_off_after(connection.sock, GREETING_SECONDS):
                 greeted = self._greeted(connection)
             if greeted:
                 self._receive(connection)
@@ -178,19 +177,6 @@ class Inbound(abc.ABC):
             if greeted:
                 self._over(connection)
             connection.sock.close()
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _cut_off_after(connection: Connection, seconds: float) -> Iterator[None]:
-        """Let what is done inside take so many seconds, all of it together, and no longer."""
-        # From outside: a timeout on each read would let a writer drip bytes for ever.
-        guard = threading.Timer(seconds, connection.cut_off)
-        guard.name, guard.daemon = f"{threading.current_thread().name}-guard", True
-        guard.start()
-        try:
-            yield
-        finally:
-            guard.cancel()
 
     def _greeted(self, connection: Connection) -> bool:
         sock = connection.sock

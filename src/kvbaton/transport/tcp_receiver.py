@@ -8,7 +8,7 @@ from kvbaton.copy import NATIVE, check_bounds, receive_rows, scatter
 from kvbaton.errors import RowsError
 from kvbaton.transport import tcp_wire as wire
 from kvbaton.transport.inbound import Connection, Inbound
-from kvbaton.transport.wire import Tables, read_tables, receive_into
+from kvbaton.transport.wire import Ack, Tables, encode_ack, read_tables, receive_into
 
 
 class TcpReceiver(Inbound):
@@ -30,7 +30,7 @@ class TcpReceiver(Inbound):
             if not self._take_payload(connection, frame, tables, slab, discard=bool(refused)):
                 return
             if frame.last:
-                sock.sendall(wire.encode_ack(frame.ticket, error))
+                sock.sendall(encode_ack(Ack(frame.ticket, error)))
                 error = ""
 
     def _check(self, frame: wire.Frame, tables: Tables) -> str:

@@ -16,8 +16,8 @@ import msgspec
 from kvbaton.errors import TransportError
 from kvbaton.plan.boxes import Int64s, Transfer
 from kvbaton.transport.wire import (
-    MAX_ERROR,
     TOKEN_BYTES,
+    Ack,
     Dialect,
     Instance,
     Length,
@@ -25,6 +25,7 @@ from kvbaton.transport.wire import (
     encode_tables,
     fits_frame,
     receive_into,
+    take_acks,
 )
 
 TCP = Dialect("tcp", b"KVBATON\n", 1)
@@ -43,7 +44,6 @@ LEAST_FRAME = 1 << 20
 """Smaller frames cost more than it saves to send them over several connections."""
 
 _HEADER = struct.Struct("<4sBxxxIIqQ")
-_ACK = struct.Struct("<qH")
 
 
 class TcpDescriptor(msgspec.Struct, frozen=True, array_like=True, tag="tcp1"):
@@ -104,29 +104,13 @@ def read_frame(sock: socket.socket) -> Frame | None:
     return Frame(bool(last), boxes, units, ticket, payload)
 
 
-def encode_ack(ticket: int, error: str) -> bytes:
-    """The end of a ticket, as the receiver tells it."""
-    text = error.encode()[:MAX_ERROR]
-    return _ACK.pack(ticket, len(text)) + text
-
-
-def read_acks(sock: socket.socket) -> Iterator[tuple[int, str]]:
-    """The acknowledgements that come, as ticket and error, for ever.
+def read_acks(sock: socket.socket) -> Iterator[Ack]:
+    """The acknowledgements of tickets that come, for ever.
 
     Raises ``EOFError`` at the end of the connection, ``OSError``, or ``ValueError`` for nonsense.
     """
     buffer = bytearray()
     while received := sock.recv(ACKS_BYTES):
         buffer += received
-        at = 0
-        while len(buffer) - at >= _ACK.size:
-            ticket, length = _ACK.unpack_from(buffer, at)
-            if length > MAX_ERROR:
-                raise ValueError("not an acknowledgement")
-            end = at + _ACK.size + length
-            if len(buffer) < end:
-                break
-            yield ticket, buffer[at + _ACK.size : end].decode(errors="replace")
-            at = end
-        del buffer[:at]
+        yield from take_acks(buffer)
     raise EOFError("the connection ended")

@@ -39,6 +39,7 @@ WAIT_ALL = getattr(socket, "MSG_WAITALL", 0)
 
 _GREETING = struct.Struct(f"<8sH{TOKEN_BYTES}sB")
 _ANSWER = struct.Struct("<8sHBB")
+_ACK = struct.Struct("<qH")
 MAX_GREETING = _GREETING.size + MAX_INSTANCE
 """Bytes of a greeting."""
 
@@ -69,6 +70,13 @@ class Tables(NamedTuple):
     shape: Int64s
     destination: Int64s
     units: Int64s
+
+
+class Ack(NamedTuple):
+    """What a receiver tells of something that has a number: it is over; ``error`` is empty if it is in place."""
+
+    number: int
+    error: str = ""
 
 
 def receive_into(sock: socket.socket, view: memoryview) -> bool:
@@ -162,3 +170,26 @@ def read_tables(sock: socket.socket, boxes: int, units: int) -> Tables | None:
         numbers[shape : shape + side].reshape(boxes, -1),
         numbers[shape + side :],
     )
+
+
+def encode_ack(ack: Ack) -> bytes:
+    """The acknowledgement as `take_acks` takes it; a text that is too long is cut off."""
+    text = ack.error.encode()[:MAX_ERROR]
+    return _ACK.pack(ack.number, len(text)) + text
+
+
+def take_acks(buffer: bytearray) -> list[Ack]:
+    """Take all whole acknowledgements off the front of ``buffer``. Raises ``ValueError`` for nonsense."""
+    acks = []
+    at = 0
+    while len(buffer) - at >= _ACK.size:
+        number, length = _ACK.unpack_from(buffer, at)
+        if length > MAX_ERROR:
+            raise ValueError("not an acknowledgement")
+        end = at + _ACK.size + length
+        if len(buffer) < end:
+            break
+        acks.append(Ack(number, buffer[at + _ACK.size : end].decode(errors="replace")))
+        at = end
+    del buffer[:at]
+    return acks

@@ -431,5 +431,5 @@ def install(monkeypatch):
     stand_in = types.SimpleNamespace(
         CDLL=lambda path: smi, c_uint32=ctypes.c_uint32, c_uint64=ctypes.c_uint64, byref=ctypes.byref
     )
-    monkeypatch.setattr("kvbaton.transport.fabric.mori_guards.ctypes", stand_in)
+    monkeypatch.setattr("kvbaton.transport.fabric.mori.guards.ctypes", stand_in)
     return world

@@ -15,8 +15,8 @@ from kvbaton.memory import Region
 from kvbaton.transport import create
 from kvbaton.transport.conformance.case import rows
 from kvbaton.transport.fabric.base import Writes
-from kvbaton.transport.fabric.mooncake import MooncakeFabric
-from kvbaton.transport.fabric.mooncake_engine import library
+from kvbaton.transport.fabric.mooncake.adapter import MooncakeFabric
+from kvbaton.transport.fabric.mooncake.engine import library
 
 SPAWN = multiprocessing.get_context("spawn")
 CANARY = 0xEE

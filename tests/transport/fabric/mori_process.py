@@ -8,7 +8,7 @@ from kvbaton.errors import TransportError
 from kvbaton.memory import Region
 from kvbaton.transport import create
 from kvbaton.transport.conformance.case import CANARY, rows
-from kvbaton.transport.fabric.mori import MoriFabric
+from kvbaton.transport.fabric.mori.adapter import MoriFabric
 
 ROW = 1 << 20
 

@@ -14,7 +14,7 @@ from kvbaton.memory import Region
 from kvbaton.transport import create
 from kvbaton.transport.conformance.case import rows
 from kvbaton.transport.fabric.base import Writes
-from kvbaton.transport.fabric.nixl import NixlFabric
+from kvbaton.transport.fabric.nixl.adapter import NixlFabric
 
 SPAWN = multiprocessing.get_context("spawn")
 CANARY = 251

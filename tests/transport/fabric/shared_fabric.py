@@ -1,21 +1,13 @@
-"""A fabric between processes of this host, in shared memory, and what the other process of a test does."""
-
-import contextlib
-import multiprocessing
-import time
+"""A fabric between processes of this host, in shared memory."""
 
 import numpy as np
 
 from kvbaton.copy import copy_boxes
-from kvbaton.errors import TransportError
 from kvbaton.memory import AttachedMemory, Region, SharedMemory, SharedMemoryKey
 from kvbaton.plan.boxes import Boxes, Transfer
-from kvbaton.transport.conformance.case import CANARY, rows
 from kvbaton.transport.fabric.base import Ended, Fabric, FabricLimits, FabricPeer
 from kvbaton.transport.fabric.transport import FabricTransport
 
-SPAWN = multiprocessing.get_context("spawn")
-ROW = 1 << 16
 OPTIONS = {"slabs": "8", "staging_slabs": "4", "slab_bytes": "256KiB"}
 
 
@@ -91,59 +83,5 @@ def shared(nbytes):
     return Region.of(SharedMemory(nbytes))
 
 
-def end(name, executor):
+def end(executor, name):
     return FabricTransport(name, SharedFabric(), options={**OPTIONS, "executor": executor}, allocate=shared)
-
-
-def destination(executor, nbytes, connection):
-    """Offer memory until told to answer with its content, or killed."""
-    transport = end("destination", executor)
-    memory = SharedMemory(nbytes)
-    memory.array[:] = CANARY
-    transport.register([Region.of(memory)])
-    connection.send(transport.describe())
-    with contextlib.suppress(EOFError):
-        while connection.recv() == "content":
-            connection.send_bytes(memory.array.tobytes())
-    transport.close()
-
-
-def writer(executor, nbytes, descriptor, connection):
-    """Write to the destination over and over, a new value each time, until it cannot or is killed."""
-    transport = end("writer", executor)
-    memory = SharedMemory(nbytes)
-    transport.register([Region.of(memory)])
-    connection.send(transport.describe())
-    connection.recv()
-    peer = transport.connect(descriptor)
-    everything = np.arange(nbytes // ROW)
-    error = ""
-    for ticket in range(1_000_000):
-        memory.array[:] = ticket % CANARY
-        try:
-            transport.write(peer, [rows(ROW, everything, everything)], ticket)
-        except TransportError as raised:
-            error = str(raised)
-            break
-        while not (ended := transport.poll()):
-            time.sleep(0.0002)
-        error = ended[0].error
-        if error:
-            break
-    connection.send(error)
-    connection.recv()
-
-
-@contextlib.contextmanager
-def started(function, *arguments):
-    """A running process and the connection to it; killed at the end, come what may."""
-    here, there = SPAWN.Pipe()
-    process = SPAWN.Process(target=function, args=(*arguments, there), daemon=True)
-    process.start()
-    there.close()
-    try:
-        yield process, here
-    finally:
-        process.kill()
-        process.join()
-        here.close()

@@ -1,8 +1,9 @@
 """Adapters are told which network devices are near, where they can be told and nobody named others."""
 
-import importlib
 import operator
+import sys
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 
@@ -24,18 +25,21 @@ def opened(monkeypatch):
     made = []
 
     class Adapter(MemoryFabric):
+        OPTIONS: ClassVar = {"devices": "which", "protocol": "how"}
+
         def __init__(self, instance, *, options, bind, advertise):
             super().__init__(instance, options={}, bind=bind, advertise=advertise)
             made.append(dict(options))
 
     def open_it(form, options, near):
+        def tell(own, near):
+            return "" if own.get("protocol") == "tcp" else ",".join(form(near()))
+
+        monkeypatch.setattr(Adapter, "devices_option", staticmethod(tell if form else base.Fabric.devices_option))
         module = ModuleType("kvbaton.transport.fabric.made_up")
-        module.OPTIONS = {"devices": "which", "protocol": "how"}
         module.Adapter = Adapter
-        if form is not None:
-            module.devices_option = lambda own, near: "" if own.get("protocol") == "tcp" else ",".join(form(near()))
-        monkeypatch.setitem(fabric.FABRICS, "made_up", "Adapter")
-        monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
+        monkeypatch.setitem(fabric.FABRICS, "made_up", "made_up:Adapter")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
         open_transport("made_up", "here", options=options, near=near).close()
         return made[-1]
 
@@ -83,28 +87,24 @@ def test_the_transport_says_whether_network_cards_carry_its_bytes(monkeypatch, h
 @pytest.mark.parametrize(
     ("name", "options", "near", "told"),
     [
-        ("nixl_backend", {}, NEAR, "mlx5_0:1,mlx5_1:2"),
-        ("nixl_backend", {"protocol": "tcp"}, NEAR, ""),
-        ("nixl_backend", {"backend": "libfabric"}, NEAR, ""),
-        ("nixl_backend", {}, Choice(("a",), "", ("a:2", "a:3")), ""),
-        ("nixl_backend", {}, Choice(("a",), "", ("a:2",)), "a:2"),
-        ("mooncake_engine", {}, NEAR, "mlx5_0,mlx5_1"),
-        ("mooncake_engine", {"protocol": "tcp"}, NEAR, ""),
-        ("mori_settings", {}, NEAR, "mlx5_0,mlx5_1"),
-        ("mori_settings", {"backends": "xgmi"}, NEAR, ""),
+        ("nixl", {}, NEAR, "mlx5_0:1,mlx5_1:2"),
+        ("nixl", {"protocol": "tcp"}, NEAR, ""),
+        ("nixl", {"backend": "libfabric"}, NEAR, ""),
+        ("nixl", {}, Choice(("a",), "", ("a:2", "a:3")), ""),
+        ("nixl", {}, Choice(("a",), "", ("a:2",)), "a:2"),
+        ("mooncake", {}, NEAR, "mlx5_0,mlx5_1"),
+        ("mooncake", {"protocol": "tcp"}, NEAR, ""),
+        ("mori", {}, NEAR, "mlx5_0,mlx5_1"),
+        ("mori", {"backends": "xgmi"}, NEAR, ""),
     ],
 )
 def test_what_each_adapter_is_told(monkeypatch, name, options, near, told):
     for variable in ("UCX_NET_DEVICES", "MORI_RDMA_DEVICES"):
         monkeypatch.delenv(variable, raising=False)
-    module = importlib.import_module(f"kvbaton.transport.fabric.{name}")
-    assert module.devices_option(options, lambda: near) == told
+    assert fabric.adapter_of(name).devices_option(options, lambda: near) == told
 
 
-@pytest.mark.parametrize(
-    ("name", "variable"), [("nixl_backend", "UCX_NET_DEVICES"), ("mori_settings", "MORI_RDMA_DEVICES")]
-)
+@pytest.mark.parametrize(("name", "variable"), [("nixl", "UCX_NET_DEVICES"), ("mori", "MORI_RDMA_DEVICES")])
 def test_what_the_user_told_the_library_itself_counts(monkeypatch, name, variable):
     monkeypatch.setenv(variable, "mlx5_7:1")
-    module = importlib.import_module(f"kvbaton.transport.fabric.{name}")
-    assert module.devices_option({}, lambda: NEAR) == ""
+    assert fabric.adapter_of(name).devices_option({}, lambda: NEAR) == ""

@@ -9,7 +9,7 @@ import pytest
 from fabric_ends import Ends, eventually
 
 from kvbaton.errors import TransportError, TransportUnavailable
-from kvbaton.transport.fabric import link, pump
+from kvbaton.transport.fabric import link, pump, transport
 from kvbaton.transport.fabric.base import FabricLimits
 
 
@@ -80,8 +80,7 @@ def test_the_end_of_the_side_channel_is_the_end_of_the_peer(make, executor):
 
 
 def test_endless_writes_are_taken_back_by_a_disconnect(make, executor, monkeypatch):
-    monkeypatch.setattr(link, "DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
+    monkeypatch.setattr(link, "LEAVE_SECONDS", 0.2)
     ends = make(executor)
     ends.stick()
     ends.write(2)
@@ -96,8 +95,7 @@ def test_endless_writes_are_taken_back_by_a_disconnect(make, executor, monkeypat
 
 
 def test_memory_that_a_library_may_still_read_is_kept_and_told(make, executor, monkeypatch, caplog):
-    monkeypatch.setattr(link, "DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
+    monkeypatch.setattr(link, "LEAVE_SECONDS", 0.2)
     kept = []
     monkeypatch.setattr(pump, "_KEPT", kept)
     ends = make(executor)
@@ -113,8 +111,7 @@ def test_memory_that_a_library_may_still_read_is_kept_and_told(make, executor, m
 
 
 def test_a_staging_slab_that_a_library_may_still_read_is_used_again_only_when_it_says_so(make, monkeypatch):
-    monkeypatch.setattr(link, "DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
+    monkeypatch.setattr(link, "LEAVE_SECONDS", 0.2)
     monkeypatch.setattr(pump, "_KEPT", [])
     ends = make("packed", slabs="64", staging_slabs="1")
     ends.stick(stubborn=True)
@@ -131,6 +128,37 @@ def test_a_staging_slab_that_a_library_may_still_read_is_used_again_only_when_it
     ends.fabrics[0].faults.stuck = False
     assert ends.errors(2) == [""]
     np.testing.assert_array_equal(ends.target, ends.source)
+
+
+def test_a_library_that_lets_go_late_has_it_told_when_the_writer_comes_again(make, executor, monkeypatch):
+    """The peer keeps the slabs of a connection without a goodbye, until it hears that it is over after all."""
+    monkeypatch.setattr(link, "LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(pump, "_KEPT", [])
+    ends = make(executor)
+    receiver = ends.destination._receiver
+    ends.stick(stubborn=True)
+    ends.writer.disconnect(ends.peer)
+    assert ends.errors(1)[0]
+    assert eventually(lambda: not receiver.connections_of(ends.names[0]))
+    ends.peer = ends.writer.connect(ends.destination.describe())
+    assert receiver.free_slabs == 6, "slabs that a library may still write into were granted again"
+    ends.fabrics[0].faults.stuck = ends.fabrics[0].faults.stubborn = False
+    assert eventually(lambda: ends.writer._over[ends.names[1]])
+    ends.writer.disconnect(ends.peer)
+    ends.peer = ends.writer.connect(ends.destination.describe())
+    assert eventually(lambda: receiver.free_slabs == 7)
+    ends.write(2)
+    assert ends.errors(2) == [""]
+
+
+def test_what_is_over_is_remembered_of_so_many_peers(make, monkeypatch):
+    monkeypatch.setattr(transport, "REMEMBERED", 2)
+    ends = make("packed", slabs="64")
+    for _ in range(4):
+        other = Ends("packed")
+        ends.writer.disconnect(ends.writer.connect(other.destination.describe()))
+        other.close()
+    assert list(ends.writer._over) == [f"destination-{int(other.names[1].split('-')[1]) - back}" for back in (1, 0)]
 
 
 def test_queues_of_one_are_enough(make, executor):
@@ -162,8 +190,6 @@ def test_a_library_that_raises_breaks_its_peers_but_not_the_thread(make, executo
         return poll()
 
     monkeypatch.setattr(ends.fabrics[0], "poll", failing)
-    monkeypatch.setattr(link, "DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
     monkeypatch.setattr(pump, "_KEPT", [])
     with caplog.at_level(logging.CRITICAL):
         ends.write(1)
@@ -178,6 +204,8 @@ def test_a_library_that_raises_breaks_its_peers_but_not_the_thread(make, executo
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_a_peer_that_is_let_go_of_holds_up_no_other(make, executor, monkeypatch, caplog, goes_on):
     monkeypatch.setattr(pump, "_KEPT", [])
+    monkeypatch.setattr(link, "LEAVE_SECONDS", 120.0)
+    monkeypatch.setitem(link.PATIENCE, link.LETTING_GO, link.Patience(60.0, 0.75))
     ends = make(executor, slabs="64", staging_slabs="8")
     first = ends.peer
     ends.stick(stubborn=True)
@@ -195,7 +223,6 @@ def test_a_peer_that_is_let_go_of_holds_up_no_other(make, executor, monkeypatch,
     if goes_on:
         ends.fabrics[1].faults.stopped = False
     else:
-        monkeypatch.setattr(link, "DRAIN_SECONDS", 0.0)
         first._deadline = 0.0
     leaving.join(20)
     assert not leaving.is_alive()
@@ -214,8 +241,7 @@ def test_packed_writers_are_fenced_while_they_are_stuck(make):
 
 
 def test_a_writer_that_packs_by_itself_is_fenced_though_the_regions_are_exposed(make, monkeypatch):
-    monkeypatch.setattr(link, "DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
+    monkeypatch.setattr(link, "LEAVE_SECONDS", 0.2)
     monkeypatch.setattr(pump, "_KEPT", [])
     ends = make("packed", theirs="auto")
     ends.stick(stubborn=True)
@@ -234,7 +260,7 @@ def test_a_direct_writer_is_fenced_by_its_own_word(make):
 
 
 def test_a_direct_writer_whose_library_goes_on_is_not_declared_fenced(make, monkeypatch):
-    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
+    monkeypatch.setitem(link.PATIENCE, link.LETTING_GO, link.Patience(0.1, 0.75))
     monkeypatch.setattr(pump, "_KEPT", [])
     ends = make("direct")
     ends.stick(stubborn=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvbaton.copy import scatter
 from kvbaton.transport.conformance.case import apply, rows
 from kvbaton.transport.fabric import side
-from kvbaton.transport.fabric.loads import LEAST_LOAD, LOADS, announce, cut_loads, load_bytes, pack
+from kvbaton.transport.fabric.loads import LEAST_LOAD, LOADS, Packed, announce, cut_loads, load_bytes, load_size, pack
 from kvbaton.transport.wire import read_tables
 
 
@@ -24,7 +24,7 @@ def deliver(transfers, slab_bytes, source, target):
         here, there = socket.socketpair()
         with here, there:
             here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            here.sendall(announce(load, 7, number))
+            here.sendall(announce([Packed(7, load, 0)], number))
             here.shutdown(socket.SHUT_WR)
             kinds = []
             while (header := side.read_header(there)) is not None:
@@ -55,6 +55,24 @@ def test_loads_hold_every_byte_once_and_fit_a_slab(sizes, slab_bytes):
     np.testing.assert_array_equal(target, expected)
     assert sum(found) == place
     assert max(found) <= slab_bytes
+
+
+def test_loads_of_several_tickets_in_one_slab_are_told_in_one_go():
+    loads = [next(cut_loads([rows(64, [number], [number])] * parts, 4096)) for number, parts in enumerate((1, 3, 2))]
+    sizes = [load_size(load) for load in loads]
+    assert sizes == [64, 192, 128]
+    told = announce([Packed(70, loads[0], 0), Packed(71, loads[1], 64), Packed(72, loads[2], 256)], 5)
+    here, there = socket.socketpair()
+    found = []
+    with here, there:
+        here.sendall(told)
+        here.shutdown(socket.SHUT_WR)
+        while (header := side.read_header(there)) is not None:
+            unit = int(read_tables(there, header.boxes, header.units).units[0])
+            found.append((header.kind, header.slab, header.ticket, header.offset, unit))
+    tickets = [(70, 0, 0), (71, 64, 1), (71, 128, 1), (71, 192, 1), (72, 256, 2), (72, 320, 2)]
+    kinds = [side.PART] * 5 + [side.WHOLE]
+    assert found == [(kind, 5, *one) for kind, one in zip(kinds, tickets, strict=True)]
 
 
 def test_small_transfers_share_a_load():

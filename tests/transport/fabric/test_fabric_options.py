@@ -5,6 +5,7 @@ import pytest
 
 from kvbaton.errors import ConfigurationError, TransportUnavailable
 from kvbaton.transport import create
+from kvbaton.transport.base import Costs
 from kvbaton.transport.fabric.base import FabricLimits
 from kvbaton.transport.fabric.memory import MemoryFabric
 from kvbaton.transport.fabric.options import FabricOptions
@@ -95,3 +96,11 @@ def test_values_that_are_not_text_are_refused_by_name_before_a_library_is_asked(
 def test_options_that_are_no_mapping_are_refused(options):
     with pytest.raises(ConfigurationError, match=r"the options of nixl are .*both text"):
         create("nixl", instance="no-mapping", options=options)
+
+
+def test_a_transport_chooses_by_the_costs_of_its_adapter(monkeypatch):
+    costs = Costs(piece_seconds=1.0)
+    monkeypatch.setattr(MemoryFabric, "costs", costs, raising=False)
+    transport = create("memory", instance="costly")
+    assert transport.capabilities.costs == costs
+    transport.close()

@@ -119,8 +119,7 @@ def crowd():
 @pytest.mark.parametrize("executor", ["packed", "direct"])
 @pytest.mark.parametrize("leave", [False, True], ids=["connected", "gone"])
 def test_peers_that_stand_still_never_stop_the_others(crowd, executor, leave, monkeypatch, caplog):
-    monkeypatch.setattr(link, "DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(link, "LET_GO_SECONDS", 0.1)
+    monkeypatch.setattr(link, "LEAVE_SECONDS", 0.2)
     monkeypatch.setattr(pump, "_KEPT", [])
     stopped, moving = 4, 12
     many = crowd(executor, stopped, moving, 8, 8)

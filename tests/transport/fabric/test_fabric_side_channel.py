@@ -16,6 +16,7 @@ from kvbaton.memory import Region
 from kvbaton.transport import inbound, wire
 from kvbaton.transport.conformance.case import CANARY, rows
 from kvbaton.transport.fabric import receiver, side
+from kvbaton.transport.fabric import transport as transport_module
 from kvbaton.transport.fabric.memory import MemoryFabric
 from kvbaton.transport.fabric.transport import FabricTransport
 
@@ -105,11 +106,11 @@ def test_a_hello_that_is_none_ends_that_connection_only(target, bystander, hello
     assert eventually(lambda: target.counters == {"frame": 1})
 
 
-def drip(sock):
+def drip(sock, pause=0.02):
     """Send a byte now and then, for ten seconds or until the other side hangs up."""
-    for _ in range(500):
+    for _ in range(int(10 / pause)):
         sock.sendall(b"\0")
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def test_a_hello_that_drips_is_cut_off(target, bystander, monkeypatch):
@@ -194,13 +195,15 @@ OUTSIDE = {
 }
 
 
-def read_ack(sock):
-    buffer = bytearray()
-    while not (acks := side.take_acks(buffer)):
+def read_acks(sock, count):
+    buffer, acks = bytearray(), []
+    while len(acks) < count:
         received = sock.recv(4096)
         assert received, "the connection ended"
         buffer += received
-    return acks[0]
+        acks += wire.take_acks(buffer)
+    assert not buffer
+    return acks
 
 
 @pytest.mark.parametrize("outside", OUTSIDE)
@@ -209,23 +212,32 @@ def test_the_receiver_checks_bounds_itself(target, bystander, outside):
     sock, slab = let_in(target)
     with sock:
         sock.sendall(header(slab) + tables(**OUTSIDE[outside]))
-        ack = read_ack(sock)
-        assert (ack.ticket, ack.slab) == (5, slab)
-        assert ack.error.startswith("destination")
+        refused, over = read_acks(sock, 2)
+        assert refused.number == 5
+        assert refused.error.startswith("destination")
+        assert over == wire.Ack(slab)
         assert (target.memory == CANARY).all()
         sock.sendall(header(slab, ticket=6) + tables(unit=2))
-        assert read_ack(sock) == side.Ack(6, slab, "")
+        assert read_acks(sock, 1) == [wire.Ack(slab)]
     assert (target.memory[128:192] == 0).all()
     assert target.counters == {"bounds": 1}
 
 
-def test_an_error_of_one_frame_is_told_with_the_last_of_its_slab(target, bystander):
+def test_tickets_share_a_slab_and_only_the_one_that_is_outside_is_refused(target, bystander):
     sock, slab = let_in(target)
     with sock:
-        sock.sendall(header(slab, kind=side.PART) + tables(unit=99) + header(slab) + tables(unit=0))
-        assert read_ack(sock).error.startswith("destination")
+        inside = [header(slab, kind=side.PART, ticket=1) + tables(unit=1), header(slab, ticket=3) + tables(unit=3)]
+        sock.sendall(inside[0] + header(slab, kind=side.PART, ticket=2) + tables(unit=99) + inside[1])
+        refused, over = read_acks(sock, 2)
+        assert refused.number == 2
+        assert refused.error.startswith("destination")
+        assert over == wire.Ack(slab)
+        found = target.memory.reshape(16, 64)
+        assert (found[[1, 3]] == 0).all()
+        assert (np.delete(found, [1, 3], axis=0) == CANARY).all()
+        # What was refused before says nothing of what comes after.
         sock.sendall(header(slab) + tables(unit=0))
-        assert read_ack(sock).error == ""
+        assert read_acks(sock, 1) == [wire.Ack(slab)]
 
 
 def test_slabs_of_a_silent_end_are_not_granted_again_but_those_of_a_goodbye_are(target):
@@ -239,6 +251,11 @@ def test_slabs_of_a_silent_end_are_not_granted_again_but_those_of_a_goodbye_are(
     assert eventually(lambda: not target._receiver.connections_of("raw"))
     # Two were granted; nothing is known of its process.
     assert target._receiver.free_slabs == 14
+
+
+DRIPS = b"an answer to the greeting that drips"
+LONG = struct.pack("<I", side.MAX_WELCOME)
+"""The begin of a welcome; what is to follow drips."""
 
 
 class Impostor:
@@ -256,11 +273,18 @@ class Impostor:
     def serve(self):
         self.sock, _ = self.listener.accept()
         self.sock.settimeout(10)
+        if self.welcome == DRIPS:
+            with contextlib.suppress(ConnectionError):
+                drip(self.sock, 0.2)
+            return
         wire.read_greeting(self.sock, self.dialect, bytes(16))
         wire.send_answer(self.sock, self.dialect, wire.ACCEPTED, "target")
         side.read(self.sock, side.Hello, side.MAX_HELLO)
         if isinstance(self.welcome, bytes):
             self.sock.sendall(self.welcome)
+            if self.welcome == LONG:
+                with contextlib.suppress(ConnectionError):
+                    drip(self.sock, 0.2)
         else:
             side.send(self.sock, self.welcome)
 
@@ -313,11 +337,23 @@ def test_a_welcome_that_is_none_is_refused(writer, target, welcome):
         assert reason in str(peer)
 
 
+@pytest.mark.parametrize(
+    ("welcome", "reason"), [(DRIPS, "cannot connect to peer"), (LONG, "did not let this process in")]
+)
+def test_a_peer_that_drips_its_answers_is_given_up_as_a_whole(writer, target, monkeypatch, welcome, reason):
+    """Each read gets a byte in time, but the handshake has one deadline."""
+    monkeypatch.setattr(transport_module, "CONNECT_SECONDS", 1.0)
+    with deceived(writer, target, welcome) as (_, error):
+        assert isinstance(error, TransportUnavailable)
+        assert reason in str(error)
+        assert "it took more than" in str(error)
+
+
 ACKS = {
-    "of nothing": side.encode_ack(side.Ack(1, 1, "")),
-    "of another ticket": side.encode_ack(side.Ack(2, 0, "")),
-    "of no slab": side.encode_ack(side.Ack(1, 77, "")),
-    "too long": struct.pack("<qIH", 1, 0, 60000),
+    "of a slab that was not written": wire.encode_ack(wire.Ack(1)),
+    "of no slab": wire.encode_ack(wire.Ack(77)),
+    "of another ticket": wire.encode_ack(wire.Ack(2, "refused")),
+    "too long": struct.pack("<qH", 0, 60000),
     "random": np.random.default_rng(1).bytes(400),
 }
 

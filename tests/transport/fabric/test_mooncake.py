@@ -10,8 +10,9 @@ from mooncake_process import CANARY, MISSING, TCP, Owner, Relay, finish, pieces
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
-from kvbaton.transport.fabric import mooncake
-from kvbaton.transport.fabric.mooncake import MooncakeFabric
+from kvbaton.transport.fabric import descriptor
+from kvbaton.transport.fabric.mooncake.adapter import MooncakeFabric
+from kvbaton.transport.fabric.mooncake.descriptor import MooncakeDescriptor
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 MIB = 1 << 20
@@ -138,7 +139,7 @@ def test_process_that_took_the_place_of_another_is_reached(fabric, start):
         old, new = start(MIB), start(MIB)
         relay.port = old.port
         described = [
-            msgspec.structs.replace(mooncake.decode(owner.descriptor, "owner"), port=relay.own_port).encode()
+            msgspec.structs.replace(MooncakeDescriptor.decode(owner.descriptor, "owner"), port=relay.own_port).encode()
             for owner in (old, new)
         ]
         fabric.post(fabric.connect(described[0], "old"), pieces([0], [0], MIB), 1)
@@ -194,14 +195,14 @@ def test_close_in_the_middle_of_writes(source, owner):
 
 
 def test_descriptor_of_another_process_or_protocol_is_refused(fabric, owner):
-    mine = mooncake.decode(owner.descriptor, "owner")
-    other = mooncake.MooncakeDescriptor(mine.host, mine.port, "tcp", mine.token_address, b"x" * 16, mine.regions)
+    mine = MooncakeDescriptor.decode(owner.descriptor, "owner")
+    other = MooncakeDescriptor(mine.host, mine.port, "tcp", mine.token_address, b"x" * 16, mine.regions)
     with pytest.raises(TransportUnavailable, match="another process has taken its place"):
         fabric.connect(other.encode(), "owner")
-    other = mooncake.MooncakeDescriptor(mine.host, mine.port, "rdma", mine.token_address, mine.token, mine.regions)
+    other = MooncakeDescriptor(mine.host, mine.port, "rdma", mine.token_address, mine.token, mine.regions)
     with pytest.raises(TransportUnavailable, match="over rdma, this side over tcp; set protocol=rdma here"):
         fabric.connect(other.encode(), "owner")
-    with pytest.raises(TransportError, match="peer owner cannot be understood"):
+    with pytest.raises(TransportError, match="peer owner was damaged"):
         fabric.connect(b"nonsense", "owner")
 
 
@@ -226,7 +227,8 @@ def test_empty_regions_keep_their_number(fabric, source, owner):
     np.testing.assert_array_equal(owner.content(1)[2 * 4096 : 3 * 4096], source[4096 : 2 * 4096])
 
 
-def test_too_many_regions_for_a_descriptor_are_refused():
+def test_too_many_regions_for_a_descriptor_are_refused(monkeypatch):
+    monkeypatch.setattr(descriptor, "MAX_BYTES", 100)
     fabric = MooncakeFabric("here", options=TCP)
     fabric._bases = np.zeros(7000, np.int64)
     with pytest.raises(TransportError, match="7000 regions"):

@@ -4,7 +4,7 @@ import pytest
 from mooncake_process import MISSING, TCP
 
 from kvbaton.transport.conformance import Conformance, NotApplicable
-from kvbaton.transport.fabric.mooncake import MooncakeFabric
+from kvbaton.transport.fabric.mooncake.adapter import MooncakeFabric
 from kvbaton.transport.fabric.transport import FabricTransport
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)

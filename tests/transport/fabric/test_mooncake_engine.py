@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
-from kvbaton.transport.fabric import mooncake_engine
-from kvbaton.transport.fabric.mooncake_descriptor import MooncakeDescriptor, decode
-from kvbaton.transport.fabric.mooncake_engine import choose, library, start
+from kvbaton.transport.fabric.mooncake import engine as mooncake_engine
+from kvbaton.transport.fabric.mooncake.descriptor import MooncakeDescriptor
+from kvbaton.transport.fabric.mooncake.engine import choose, library, start
 
 
 class FakeModule:
@@ -155,7 +155,7 @@ DESCRIBED = MooncakeDescriptor("10.0.0.1", 15000, "tcp", 4096, b"t" * 16, b"\0" 
 
 
 def test_descriptor_comes_back():
-    assert decode(DESCRIBED.encode(), "x") == DESCRIBED
+    assert MooncakeDescriptor.decode(DESCRIBED.encode(), "x") == DESCRIBED
     assert str(DESCRIBED.address) == "10.0.0.1:15000"
     assert list(DESCRIBED.bases) == [0, 0]
 
@@ -177,10 +177,10 @@ def test_descriptor_comes_back():
 def test_damaged_descriptor_is_refused(change):
     fields = {name: getattr(DESCRIBED, name) for name in DESCRIBED.__struct_fields__} | change
     with pytest.raises(TransportError, match="the descriptor of peer x cannot be understood"):
-        decode(MooncakeDescriptor(**fields).encode(), "x")
+        MooncakeDescriptor.decode(MooncakeDescriptor(**fields).encode(), "x")
 
 
 @pytest.mark.parametrize("cut", range(0, len(DESCRIBED.encode()), 5))
 def test_cut_descriptor_is_refused(cut):
     with pytest.raises(TransportError):
-        decode(DESCRIBED.encode()[:cut], "x")
+        MooncakeDescriptor.decode(DESCRIBED.encode()[:cut], "x")

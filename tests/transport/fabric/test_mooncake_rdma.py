@@ -35,7 +35,7 @@ from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.transport.conformance import Conformance, NotApplicable
 from kvbaton.transport.conformance.case import rows
-from kvbaton.transport.fabric.mooncake import MooncakeFabric
+from kvbaton.transport.fabric.mooncake.adapter import MooncakeFabric
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 MIB = 1 << 20

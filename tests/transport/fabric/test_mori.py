@@ -18,7 +18,7 @@ from kvbaton.memory import Region
 from kvbaton.transport.conformance import Conformance, NotApplicable
 from kvbaton.transport.conformance.case import CANARY, rows
 from kvbaton.transport.fabric.base import Writes
-from kvbaton.transport.fabric.mori import MoriFabric
+from kvbaton.transport.fabric.mori.adapter import MoriFabric
 
 if importlib.util.find_spec("mori") is None:
     pytest.skip("amd-mori is not installed here: see `make test-mori`", allow_module_level=True)

@@ -17,10 +17,11 @@ from fabric_ends import let_go
 from kvbaton.errors import AddressError, ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.transport.conformance import Conformance, NotApplicable
-from kvbaton.transport.fabric import mori as mori_module
-from kvbaton.transport.fabric import mori_guards, mori_peer
 from kvbaton.transport.fabric.base import Writes
-from kvbaton.transport.fabric.mori import MoriFabric
+from kvbaton.transport.fabric.mori import adapter as mori_module
+from kvbaton.transport.fabric.mori import guards as mori_guards
+from kvbaton.transport.fabric.mori import peer as mori_peer
+from kvbaton.transport.fabric.mori.adapter import MoriFabric
 from kvbaton.transport.fabric.transport import FabricTransport
 
 CANARY = 0xEE
@@ -498,7 +499,7 @@ def test_host_and_gpu_memory_meet_over_rdma(world):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"device": "mlx5_0"}, "devices, qp_per_transfer"),
+        ({"device": "mlx5_0"}, "no option device; it has backends"),
         ({"backends": "tcp"}, "backends"),
         ({"backends": ""}, "backends"),
         ({"poll_cq_mode": "busy"}, "polling or event"),

@@ -3,8 +3,8 @@
 import pytest
 
 from kvbaton.errors import ConfigurationError, TransportUnavailable
-from kvbaton.transport.fabric import nixl_backend
-from kvbaton.transport.fabric.nixl_backend import OPTIONS, parameters
+from kvbaton.transport.fabric.nixl import backend as nixl_backend
+from kvbaton.transport.fabric.nixl.backend import OPTIONS, parameters
 
 FOUND = {"mlx5_0:1": "rdma", "mlx5_1:1": "rdma", "mlx5_1:2": "rdma", "eth0": "tcp", "eth1": "tcp"}
 
@@ -101,3 +101,18 @@ def test_devices_that_nixl_has_no_way_to_take_are_refused():
 def test_devices_that_are_not_there_are_refused_with_those_that_are():
     with pytest.raises(TransportUnavailable, match=r"no network device mlx9; found are mlx5_0:1 \(rdma\)"):
         parameters({"devices": "mlx5_0:1,mlx9"})
+
+
+@pytest.mark.parametrize(
+    ("named", "costs"),
+    [
+        (None, nixl_backend.SHARED_MEMORY_COSTS),
+        ("tcp", nixl_backend.TCP_COSTS),
+        ("self,tcp", nixl_backend.TCP_COSTS),
+        ("tcp,posix,sysv", nixl_backend.SHARED_MEMORY_COSTS),
+    ],
+)
+def test_costs_follow_what_ucx_was_told_to_use(monkeypatch, named, costs):
+    if named is not None:
+        monkeypatch.setenv("UCX_TLS", named)
+    assert nixl_backend.costs() == costs

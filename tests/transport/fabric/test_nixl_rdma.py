@@ -26,8 +26,9 @@ from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.transport import dial
 from kvbaton.transport.conformance import Conformance, NotApplicable
-from kvbaton.transport.fabric import nixl, transport
-from kvbaton.transport.fabric.nixl import NixlFabric
+from kvbaton.transport.fabric import transport
+from kvbaton.transport.fabric.nixl import adapter as nixl
+from kvbaton.transport.fabric.nixl.adapter import NixlFabric
 from kvbaton.transport.fabric.transport import FabricTransport
 
 MIB = 1 << 20

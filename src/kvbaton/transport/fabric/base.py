@@ -22,11 +22,16 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from kvbaton.errors import TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
+from kvbaton.transport.base import Costs
+
+if TYPE_CHECKING:
+    from kvbaton.devices.choose import Choice
 
 
 class Writes(NamedTuple):
@@ -90,6 +95,11 @@ class Fabric(abc.ABC):
 
     name: str
     """The transport's name: "nixl"."""
+    OPTIONS: ClassVar[Mapping[str, str]] = {}
+    """Its own options, and what each is for, in words."""
+    costs: Costs = Costs()
+    """What its two ways of writing cost. Those of the class are what `kvbaton plan` shows; an adapter says how it has
+    measured them."""
     memory_kinds: frozenset[str]
     """Kinds of memory that this library reaches on this machine: "host", "cuda"."""
     cross_host: bool
@@ -148,6 +158,23 @@ class Fabric(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Let go of all peers, of registered memory, and of the library. Safe to call twice."""
+
+    def _require_kinds(self, regions: Sequence[Region]) -> None:
+        """For adapters: raise `TransportUnavailable` for memory that is of none of the `memory_kinds`."""
+        for number, region in enumerate(regions):
+            if region.kind not in self.memory_kinds:
+                raise TransportUnavailable(
+                    f"region {number} is {region.kind} memory; {self.name} reaches "
+                    f"{', '.join(sorted(self.memory_kinds))} memory here"
+                )
+
+    @staticmethod
+    def devices_option(options: Mapping[str, str], near: Callable[[], Choice]) -> str:
+        """The option ``devices`` for the network devices that ``near()`` finds.
+
+        Empty where ``options``, or a variable of the library, leave it nothing to be told.
+        """
+        return ""
 
     def found(self) -> list[str]:
         """Devices that the library sees on this machine, for `kvbaton doctor`: a line for each."""

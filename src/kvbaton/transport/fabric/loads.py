@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvbaton.copy import gather
@@ -11,7 +11,9 @@ from kvbaton.transport.fabric import side
 from kvbaton.transport.wire import cut, encode_tables
 
 LEAST_LOAD = 256 << 10
-"""Smaller loads cost more to post and announce than it gives to have more of them under way."""
+"""Smaller loads cost more to post and announce than it gives to have more of them under way: they share a slab."""
+MOST_LOADS = 256
+"""Loads that share a slab at most: packing them takes a few milliseconds, in which other peers wait."""
 LOADS = 4
 """A write is cut into so many loads at least, so that packing, the wire and unpacking overlap."""
 
@@ -25,6 +27,14 @@ class Segment(NamedTuple):
 
 
 Load = list[Segment]
+
+
+class Packed(NamedTuple):
+    """A load of a ticket that lies in a slab from byte ``at``."""
+
+    ticket: int
+    load: Load
+    at: int
 
 
 def load_bytes(nbytes: int, slab_bytes: int) -> int:
@@ -64,14 +74,21 @@ def pack(load: Load, bases: Int64s, slab: memoryview) -> int:
     return at
 
 
-def announce(load: Load, ticket: int, slab: int) -> bytes:
+def load_size(load: Load) -> int:
+    """How many bytes a load has."""
+    return sum(end - begin for _, begin, end in load)
+
+
+def announce(loads: Sequence[Packed], slab: int) -> bytes:
     """The frames that tell the peer what lies in its slab."""
     told = []
-    at = 0
-    for number, (transfer, begin, end) in enumerate(load, 1):
-        kind = side.WHOLE if number == len(load) else side.PART
-        counts = len(transfer.boxes.shape), len(transfer.destination_units)
-        told.append(side.Header(kind, *counts, slab, ticket, at, begin, end - begin).encode())
-        told.append(encode_tables(transfer))
-        at += end - begin
+    left = sum(len(packed.load) for packed in loads)
+    for ticket, load, at in loads:
+        for transfer, begin, end in load:
+            left -= 1
+            kind = side.PART if left else side.WHOLE
+            counts = len(transfer.boxes.shape), len(transfer.destination_units)
+            told.append(side.Header(kind, *counts, slab, ticket, at, begin, end - begin).encode())
+            told.append(encode_tables(transfer))
+            at += end - begin
     return b"".join(told)

@@ -168,8 +168,7 @@ class MemoryFabric(Fabric):
         self._require(self._regions is None, "register was called twice")
         for number, region in enumerate(regions):
             self._require(region.nbytes > 0, f"region {number} is empty")
-            if region.kind != "host":
-                raise TransportUnavailable(f"region {number} is {region.kind} memory; this fabric reaches host memory")
+        self._require_kinds(regions)
         self._regions = tuple(regions)
         self._bases = np.array([region.address for region in regions], dtype=np.int64)
 

@@ -75,7 +75,9 @@ class Pump:
         self._handles: dict[int, Posted] = {}
         self._orphans: dict[int, Posted] = {}
         """Handles that a library could not take back from a peer that is gone."""
-        self._ask_for_orphans = 0.0
+        self._given_up: dict[Driven, tuple[FabricPeer, Callable[[], None]]] = {}
+        """Peers that it could not let go of, and what is called when it can."""
+        self._ask_again = 0.0
         self._numbers = itertools.count()
         self._commands: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
@@ -99,16 +101,26 @@ class Pump:
             self._ring()
         return True
 
-    def stop(self) -> None:
-        """End the thread; there are no links any more. From any other thread, once or more."""
+    def stop(self, seconds: float) -> bool:
+        """End the thread; there are no links any more. From any other thread, once or more.
+
+        Whether it has ended: False if the library does not come back within ``seconds``.
+        """
         with self._lock:
             self._stopping = True
             self._ring()
         if self._thread.ident:
-            self._thread.join()
+            self._thread.join(seconds)
+        if self._thread.is_alive():
+            keep_alive(self)
+            logger.error(
+                "%s does not come back: its thread, and all that it uses, are left as they are", self.fabric.name
+            )
+            return False
         self._selector.close()
         self._wake.close()
         self._woken.close()
+        return True
 
     def takes(self, owner: Driven) -> bool:
         """Whether the library takes another handle of this link now."""
@@ -130,11 +142,12 @@ class Pump:
         self.poll()
         return over and not self._handles_of(owner)
 
-    def give_up(self, owner: Driven, peer: FabricPeer, keep: object) -> None:
+    def give_up(self, owner: Driven, peer: FabricPeer, keep: object, over: Callable[[], None]) -> None:
         """Wait no more for what the library could not take back. ``keep``, which it may read, is kept alive for ever.
 
-        The handles still end if the library gets done with them.
+        The handles still end if the library gets done with them, and ``over`` is called if it lets go of the peer.
         """
+        self._given_up[owner] = peer, over
         left = self._handles_of(owner)
         self._orphans.update((handle, self._handles.pop(handle)) for handle in left)
         keep_alive((self.fabric, keep))
@@ -174,6 +187,22 @@ class Pump:
                 self._posts.give(posted.owner)
                 posted.ended(error)
         return bool(ended)
+
+    def _let_go_of_rest(self) -> None:
+        """Ask the library again for the peers that it could not let go of."""
+        busy = {posted.owner for posted in self._orphans.values()}
+        for owner, (peer, over) in list(self._given_up.items()):
+            if owner in busy:
+                continue
+            try:
+                gone = self.fabric.disconnect(peer)
+            except Exception:
+                logger.exception("%s: disconnecting peer %s failed again", self.fabric.name, peer.name)
+                del self._given_up[owner]
+                continue
+            if gone:
+                del self._given_up[owner]
+                over()
 
     def _handles_of(self, owner: Driven) -> list[int]:
         return [handle for handle, posted in self._handles.items() if posted.owner is owner]
@@ -222,13 +251,16 @@ class Pump:
                 busy, when = True, None
             if when is not None:
                 due = when if due is None else min(due, when)
-        if self._orphans:
-            due = self._ask_for_orphans if due is None else min(due, self._ask_for_orphans)
-        if self._handles or (self._orphans and time.monotonic() >= self._ask_for_orphans):
-            # A library that raises is not asked for them all the time.
-            self._ask_for_orphans = time.monotonic() + FAILED_SECONDS
+        if self._given_up:
+            due = self._ask_again if due is None else min(due, self._ask_again)
+        again = bool(self._given_up) and time.monotonic() >= self._ask_again
+        if self._handles or again:
+            # A library that raises is not asked for what it keeps all the time.
+            self._ask_again = time.monotonic() + FAILED_SECONDS
             busy |= self.poll()
-            self._ask_for_orphans = time.monotonic() + ORPHAN_SECONDS
+            if again:
+                self._let_go_of_rest()
+            self._ask_again = time.monotonic() + ORPHAN_SECONDS
         timeout = None if due is None else max(0.0, due - time.monotonic())
         for key, events in self._selector.select(0 if busy or self._handles else timeout):
             busy = True

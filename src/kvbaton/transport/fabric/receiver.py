@@ -10,6 +10,7 @@ from collections.abc import Callable
 from kvbaton.copy import check_bounds, scatter
 from kvbaton.errors import RowsError
 from kvbaton.transport import wire
+from kvbaton.transport.dial import cut_off_after
 from kvbaton.transport.fabric import side
 from kvbaton.transport.fabric.area import Area
 from kvbaton.transport.fabric.slabs import Death, Departed, Guest, Slabs
@@ -96,12 +97,11 @@ class FabricReceiver(Inbound):
         return any(guest.direct for guest in open_guests) or self._departed.may_write(instance)
 
     def _receive(self, connection: Connection) -> None:
-        with self._cut_off_after(connection, HELLO_SECONDS):
+        with cut_off_after(connection.sock, HELLO_SECONDS):
             guest = self._welcome(connection, side.read(connection.sock, side.Hello, side.MAX_HELLO))
         if guest is None:
             return
-        error = ""
-        refused = False
+        fenced = False
         while (header := side.read_header(connection.sock)) is not None:
             if header.kind == side.GOODBYE:
                 guest.left = True
@@ -109,17 +109,17 @@ class FabricReceiver(Inbound):
             tables = wire.read_tables(connection.sock, header.boxes, header.units)
             if tables is None:
                 return
-            if refused:
-                # Fenced: what still comes is read away, up to the goodbye.
+            if fenced:
+                # What still comes is read away, up to the goodbye.
                 continue
             outside = self._check(guest, header, tables)
-            error = error or outside
-            if not outside and not self._put_in_place(connection, header, tables):
-                refused = True
+            if outside:
+                connection.sock.sendall(wire.encode_ack(wire.Ack(header.ticket, outside)))
+            elif not self._put_in_place(connection, header, tables):
+                fenced = True
                 continue
             if header.kind == side.WHOLE:
-                connection.sock.sendall(side.encode_ack(side.Ack(header.ticket, header.slab, error)))
-                error = ""
+                connection.sock.sendall(wire.encode_ack(wire.Ack(header.slab)))
 
     def _welcome(self, connection: Connection, hello: side.Hello) -> Guest | None:
         """Grant slabs and say so. None if there are none, or if the instance was fenced meanwhile."""

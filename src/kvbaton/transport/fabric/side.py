@@ -1,9 +1,11 @@
 """What fabric transports say beside the fabric: descriptor, hello and welcome, frames, acknowledgements, goodbye.
 
 Each writer has one connection to each peer. After the greeting of `kvbaton.transport.wire` it sends a hello and gets a
-welcome. Then frames say what lies in a slab that was written over the fabric, and where it goes; an acknowledgement
-gives the slab back. A goodbye is the writer's word that its library does nothing more for this connection; the
-receiver half-closes the connection to ask for it. All numbers are little-endian.
+welcome. Then frames say what lies in a slab that was written over the fabric, and where it goes: several tickets may
+share one. An acknowledgement with an error is of a ticket, which is refused; one without is of a slab: its frames are
+in place, but for those of tickets that were refused before, and it may be written to again. A goodbye is the writer's
+word that its library does nothing more for this connection; the receiver half-closes the connection to ask for it. All
+numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import msgspec
 from kvbaton.errors import TransportError
 from kvbaton.transport.process import ProcessKey
 from kvbaton.transport.wire import (
-    MAX_ERROR,
     TOKEN_BYTES,
     Instance,
     Length,
@@ -27,7 +28,7 @@ from kvbaton.transport.wire import (
     receive_into,
 )
 
-VERSION = 1
+VERSION = 2
 MAX_HELLO = 4096
 MAX_OVER = 64
 """Connections that a hello speaks of."""
@@ -40,7 +41,6 @@ PART, WHOLE, GOODBYE = range(3)
 
 _HEADER = struct.Struct("<4sBxxxIIIqQQQ")
 _MAGIC = b"KVBS"
-_ACK = struct.Struct("<qIH")
 _LENGTH = struct.Struct("<I")
 
 
@@ -103,14 +103,6 @@ class Header(NamedTuple):
         return _HEADER.pack(_MAGIC, *self)
 
 
-class Ack(NamedTuple):
-    """The end of a slab's frames: ``error`` is empty if all of them are in place."""
-
-    ticket: int
-    slab: int
-    error: str
-
-
 FAREWELL = Header(GOODBYE, 0, 0, 0, 0, 0, 0, 0).encode()
 
 Said = TypeVar("Said", Hello, Welcome)
@@ -156,26 +148,3 @@ def read_header(sock: socket.socket) -> Header | None:
     if header.kind != GOODBYE and not fits_frame(header.boxes, header.units):
         raise ValueError("not a frame")
     return header
-
-
-def encode_ack(ack: Ack) -> bytes:
-    """The acknowledgement as `take_acks` takes it."""
-    text = ack.error.encode()[:MAX_ERROR]
-    return _ACK.pack(ack.ticket, ack.slab, len(text)) + text
-
-
-def take_acks(buffer: bytearray) -> list[Ack]:
-    """Take all whole acknowledgements off the front of ``buffer``. Raises ``ValueError`` for nonsense."""
-    acks = []
-    at = 0
-    while len(buffer) - at >= _ACK.size:
-        ticket, slab, length = _ACK.unpack_from(buffer, at)
-        if length > MAX_ERROR:
-            raise ValueError("not an acknowledgement")
-        end = at + _ACK.size + length
-        if len(buffer) < end:
-            break
-        acks.append(Ack(ticket, slab, bytes(buffer[at + _ACK.size : end]).decode(errors="replace")))
-        at = end
-    del buffer[:at]
-    return acks

@@ -12,7 +12,8 @@ import itertools
 import secrets
 import socket
 import threading
-from collections import deque
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -23,16 +24,16 @@ from kvbaton.errors import ConfigurationError, TransportError, TransportUnavaila
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Transfer
 from kvbaton.transport.base import Capabilities, Completion, RemotePeer, Transport
-from kvbaton.transport.dial import CONNECT_SECONDS, listen, reach
+from kvbaton.transport.dial import CONNECT_SECONDS, cut_off_after, listen, reach
 from kvbaton.transport.executor import choose_for
 from kvbaton.transport.fabric import side
 from kvbaton.transport.fabric.area import Area, fabric_regions, numbers_of, on_host, pages
 from kvbaton.transport.fabric.base import Fabric
-from kvbaton.transport.fabric.costs import costs_of
 from kvbaton.transport.fabric.direct import direct_writes
-from kvbaton.transport.fabric.link import Link, Remote
+from kvbaton.transport.fabric.link import STOP_SECONDS, Link
 from kvbaton.transport.fabric.loads import cut_loads, load_bytes
 from kvbaton.transport.fabric.options import FabricOptions
+from kvbaton.transport.fabric.outgoing import Remote
 from kvbaton.transport.fabric.pump import Pump
 from kvbaton.transport.fabric.receiver import FabricReceiver
 from kvbaton.transport.process import ProcessKey
@@ -41,6 +42,8 @@ from kvbaton.transport.tickets import Tickets
 from kvbaton.transport.wire import MAX_INSTANCE, TOKEN_BYTES, Dialect
 
 HOST = frozenset({"host"})
+REMEMBERED = 1024
+"""Peers of which it is remembered what is over; an instance that does not come again needs it no more."""
 
 
 class FabricTransport(Transport):
@@ -87,7 +90,7 @@ class FabricTransport(Transport):
             needs_shared_memory=False,
             one_sided=not packed,
             hardware=fabric.hardware,
-            costs=costs_of(fabric.name),
+            costs=fabric.costs,
         )
         address = Endpoint.parse(bind, default_port=0)
         self.host = advertised(address.host, advertise or None)
@@ -104,8 +107,8 @@ class FabricTransport(Transport):
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._numbers_of_connections = itertools.count()
-        self._over: dict[str, deque[int]] = {}
-        """By peer: connections for which the library does nothing any more; the latest of them."""
+        self._over: OrderedDict[str, deque[int]] = OrderedDict()
+        """By peer: connections for which the library does nothing any more; the latest of them, and of the peers."""
         self._closed = False
         self.port: int = listener.getsockname()[1]
         self._receiver = FabricReceiver(
@@ -140,10 +143,12 @@ class FabricTransport(Transport):
         described = side.decode_descriptor(descriptor, self.name)
         if self._area is None:
             raise TransportError("nothing is registered yet; register the regions before connecting")
+        limit = time.monotonic() + CONNECT_SECONDS
         where = described.host, described.port
-        sock = reach(self._dialect, *where, described.token, writer=self.instance, peer=described.instance)
+        peer = described.instance
+        sock = reach(self._dialect, *where, described.token, writer=self.instance, peer=peer, seconds=CONNECT_SECONDS)
         try:
-            link = self._link(sock, described, self._area)
+            link = self._link(sock, described, self._area, limit)
         except BaseException:
             # The peer's slabs are free again at once.
             with contextlib.suppress(OSError):
@@ -157,10 +162,11 @@ class FabricTransport(Transport):
         link.stop("the transport was closed")
         raise TransportError("the transport is closed; nothing can be connected any more")
 
-    def _link(self, sock: socket.socket, described: side.FabricDescriptor, area: Area) -> Link:
+    def _link(self, sock: socket.socket, described: side.FabricDescriptor, area: Area, limit: float) -> Link:
+        """Say hello, before ``limit``, and connect the library."""
         connection = next(self._numbers_of_connections)
-        over = self._over.setdefault(described.instance, deque(maxlen=side.MAX_OVER))
-        welcome = self._hello(sock, described.instance, connection, tuple(over))
+        over = self._over_of(described.instance)
+        welcome = self._hello(sock, described.instance, connection, tuple(over), limit)
         if len(welcome.kinds) != len(described.regions):
             raise TransportError(
                 f"peer {described.instance} has {len(described.regions)} regions, but told the kinds of "
@@ -185,14 +191,25 @@ class FabricTransport(Transport):
         )
         return Link(self._pump, sock, remote, area, self.table, self._tickets, over)
 
-    def _hello(self, sock: socket.socket, peer: str, connection: int, over: tuple[int, ...]) -> side.Welcome:
+    def _over_of(self, instance: str) -> deque[int]:
+        """Where the connections to that instance are noted that are over."""
+        with self._lock:
+            over = self._over.setdefault(instance, deque(maxlen=side.MAX_OVER))
+            self._over.move_to_end(instance)
+            if len(self._over) > REMEMBERED:
+                self._over.popitem(last=False)
+        return over
+
+    def _hello(
+        self, sock: socket.socket, peer: str, connection: int, over: tuple[int, ...], limit: float
+    ) -> side.Welcome:
         process = None
         with contextlib.suppress(TransportUnavailable):
             process = ProcessKey.own()
         try:
-            sock.settimeout(CONNECT_SECONDS)
-            side.send(sock, side.Hello(self.capabilities.one_sided, process, connection, over))
-            welcome = side.read(sock, side.Welcome, side.MAX_WELCOME)
+            with cut_off_after(sock, max(0.0, limit - time.monotonic())):
+                side.send(sock, side.Hello(self.capabilities.one_sided, process, connection, over))
+                welcome = side.read(sock, side.Welcome, side.MAX_WELCOME)
         except (OSError, EOFError, ValueError) as error:
             raise TransportUnavailable(f"peer {peer} did not let this process in: {error}") from error
         if welcome.refusal:
@@ -245,7 +262,7 @@ class FabricTransport(Transport):
         self._tickets.set_waker(wake)
 
     def disconnect(self, peer: RemotePeer) -> None:
-        """As `Transport.disconnect`; waits up to a second for what is under way, and as long as the library needs."""
+        """As `Transport.disconnect`. Takes two seconds at most, one of which is for what is under way."""
         if isinstance(peer, Link):
             with self._lock:
                 self._links.discard(peer)
@@ -264,7 +281,7 @@ class FabricTransport(Transport):
         self._receiver.gate.readmit(instance)
 
     def close(self) -> None:
-        """As `Transport.close`."""
+        """As `Transport.close`. Lets go of all peers at a time, in two seconds at most."""
         with self._lock:
             closed, self._closed = self._closed, True
             links, self._links = list(self._links), set()
@@ -273,11 +290,13 @@ class FabricTransport(Transport):
         self._tickets.close()
         for link in links:
             link.ask_to_stop("the transport was closed before the write was over")
+        limit = time.monotonic() + STOP_SECONDS
         for link in links:
-            link.stop("the transport was closed before the write was over")
-        self._pump.stop()
+            link.stop("the transport was closed before the write was over", max(0.0, limit - time.monotonic()))
+        stopped = self._pump.stop(max(1.0, limit - time.monotonic()))
         self._receiver.close()
-        self.fabric.close()
+        if stopped:
+            self.fabric.close()
 
     @property
     def counters(self) -> dict[str, int]:

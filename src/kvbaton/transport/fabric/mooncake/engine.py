@@ -18,6 +18,7 @@ from typing import Any
 
 from kvbaton.devices import Choice
 from kvbaton.errors import ConfigurationError, TransportUnavailable
+from kvbaton.transport.fabric.own_options import OwnOptions
 
 OPTIONS = {
     "protocol": "rdma or tcp; if not given, rdma where this machine has a device for it, else tcp",
@@ -84,22 +85,15 @@ def _numbers(version: str) -> list[int]:
 
 def choose(options: dict[str, str]) -> tuple[list[str], str]:
     """The protocols to try, in order, and the devices. Raises `ConfigurationError` and `TransportUnavailable`."""
-    unknown = options.keys() - OPTIONS.keys()
-    if unknown:
-        known = "; ".join(f"{name} ({text})" for name, text in OPTIONS.items())
-        raise ConfigurationError(f"mooncake has no option {', '.join(sorted(unknown))}; it has {known}")
+    own = OwnOptions("mooncake", options, OPTIONS)
     for variable, (values, reason) in _REFUSED.items():
         value = os.environ.get(variable, "").lower()
         if value and (not values or value in values.split()):
             raise ConfigurationError(f"{variable} is {value}: {reason}; unset it")
     found = rdma_devices()
-    protocol = options.get("protocol") or ("rdma" if found else "tcp")
-    allow_tcp = options.get("allow_tcp", "0")
-    devices = [device.strip() for device in options.get("devices", "").split(",") if device.strip()]
-    if protocol not in PROTOCOLS or allow_tcp not in ("0", "1"):
-        raise ConfigurationError(
-            f"protocol is {protocol!r} and allow_tcp {allow_tcp!r}; mooncake takes rdma or tcp, and 0 or 1"
-        )
+    protocol = own.one_of("protocol", PROTOCOLS, "rdma" if found else "tcp")
+    allow_tcp = own.one_of("allow_tcp", ("0", "1"), "0")
+    devices = own.names("devices")
     if protocol == "tcp":
         if devices:
             raise ConfigurationError(f"devices are for protocol=rdma; protocol is tcp, and devices {','.join(devices)}")

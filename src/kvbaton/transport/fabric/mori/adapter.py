@@ -27,13 +27,13 @@ import numpy as np
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
-from kvbaton.transport.fabric import mori_guards as guards
+from kvbaton.transport.base import Costs
 from kvbaton.transport.fabric.base import Ended, Fabric, FabricLimits, FabricPeer, Writes
-from kvbaton.transport.fabric.mori_engine import Engine
-from kvbaton.transport.fabric.mori_peer import Descriptor, MoriPeer, Place, Posted, Route
-from kvbaton.transport.fabric.mori_settings import OPTIONS, Settings, devices_option
-
-__all__ = ["OPTIONS", "MoriFabric", "MoriPeer", "devices_option"]
+from kvbaton.transport.fabric.mori import guards
+from kvbaton.transport.fabric.mori import settings as mori_settings
+from kvbaton.transport.fabric.mori.engine import Engine
+from kvbaton.transport.fabric.mori.peer import Descriptor, MoriPeer, Place, Posted, Route
+from kvbaton.transport.fabric.mori.settings import Settings
 
 DISCONNECT_SECONDS = 5.0
 BATCH_BYTES = 256 << 20
@@ -49,6 +49,10 @@ class MoriFabric(Fabric):
     """
 
     name = "mori"
+    OPTIONS = mori_settings.OPTIONS
+    devices_option = staticmethod(mori_settings.devices_option)
+    costs = Costs()
+    """Not measured: there was no such hardware. The defaults, which are of another library on GPU memory."""
     hardware = True
 
     def __init__(
@@ -84,6 +88,7 @@ class MoriFabric(Fabric):
         The library pins memory when a session needs it first, and ends the process if that fails. So a session with
         this process itself is made for each region: what cannot work fails here, and no request pays for pinning.
         """
+        self._require_kinds(regions)
         memory = self._engine.add(list(regions))
         self._regions = tuple(Place(memory[r.address] if r.nbytes else -1, r.nbytes) for r in regions)
         if self._engine.rdma:

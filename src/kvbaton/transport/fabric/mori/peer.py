@@ -6,18 +6,17 @@ import ipaddress
 import itertools
 import secrets
 import time
-import zlib
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from kvbaton.errors import TransportError, TransportUnavailable
+from kvbaton.transport.fabric import descriptor
 from kvbaton.transport.fabric.base import FabricPeer
-from kvbaton.transport.fabric.mori_engine import SLOTS, TOKEN_BYTES, Engine
+from kvbaton.transport.fabric.mori.engine import Engine
+from kvbaton.transport.fabric.scratch import TOKEN_BYTES
 
-MAX_DESCRIPTOR = 48 << 10
-MAX_UNPACKED = 4 << 20
 CONNECT_SECONDS = 5.0
 SUCCESS, INIT, IN_PROGRESS = 0, 1, 2
 
@@ -41,21 +40,12 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, tag="mori1"):
 
     def encode(self) -> bytes:
         """As bytes. Raises `TransportError` if those are too many."""
-        encoded = zlib.compress(msgspec.msgpack.encode(self))
-        if len(encoded) > MAX_DESCRIPTOR:
-            raise TransportError(
-                f"{len(self.memories)} regions make a descriptor of {len(encoded)} bytes, more than {MAX_DESCRIPTOR}; "
-                "register fewer, larger regions"
-            )
-        return encoded
+        return descriptor.encode(self, len(self.regions))
 
     @classmethod
-    def decode(cls, descriptor: bytes, name: str) -> Descriptor:
+    def decode(cls, encoded: bytes, name: str) -> Descriptor:
         """Decode what peer ``name`` sent. Raises `TransportError` for anything but a descriptor."""
-        try:
-            described = msgspec.msgpack.decode(zlib.decompressobj().decompress(descriptor, MAX_UNPACKED), type=cls)
-        except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TransportError(f"what peer {name} sent is not a descriptor of the mori fabric: {error}") from error
+        described = descriptor.decode(cls, encoded, name)
         memories = len(described.memories)
         if any(place.memory >= memories or (place.nbytes and place.memory < 0) for place in described.regions):
             raise TransportError(f"the descriptor of peer {name} has regions without memory")
@@ -131,8 +121,7 @@ class Route:
             self.fail("its queue pairs broke")
             return False
         limit = time.monotonic() + CONNECT_SECONDS
-        rows = [1 + next(self.own.slots) % (SLOTS - 1) for _ in range(self.own.settings.queue_pairs)]
-        self.own.scratch[rows] = 0
+        rows = [self.own.scratch.take() for _ in range(self.own.settings.queue_pairs)]
         session = self.session(0, 0)
         reads = [session.read(row * TOKEN_BYTES, 0, TOKEN_BYTES, pair) for pair, row in enumerate(rows)]
         for row, status in zip(rows, reads, strict=True):
@@ -141,7 +130,7 @@ class Route:
                 self.fail(f"it did not answer within {CONNECT_SECONDS:g} s")
             elif code != SUCCESS:
                 self.fail(status.Message())
-            elif self.own.scratch[row].tobytes() != self.described.token:
+            elif self.own.scratch.found(row) != self.described.token:
                 self.fail("another process listens at its address now; get its new descriptor")
         if self.error:
             self.own.kept += reads  # The library may still write into them.

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from kvbaton.devices import Choice
 from kvbaton.errors import ConfigurationError
+from kvbaton.transport.fabric.own_options import OwnOptions
 
 _TRUE = ("1", "true", "on", "yes")
+_XGMI_PORT = 1
 
 OPTIONS = {
     "backends": "rdma, xgmi, or rdma,xgmi; rdma if not given",
@@ -38,23 +40,18 @@ class Settings(NamedTuple):
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Settings:
         """Read options. Raises `ConfigurationError` for what is not known, or not survived."""
-        if unknown := sorted(set(options) - set(OPTIONS)):
-            raise ConfigurationError(f"mori has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
+        own = OwnOptions("mori", options, OPTIONS)
         backends = tuple(sorted(set(options.get("backends", "rdma").split(","))))
         if not set(backends) <= {"rdma", "xgmi"}:
             raise ConfigurationError(f"backends={options['backends']!r} of mori must be {OPTIONS['backends']}")
-        mode = options.get("poll_cq_mode", "polling")
-        if mode not in ("polling", "event"):
-            raise ConfigurationError(f"poll_cq_mode={mode!r} of mori must be polling or event")
-        port = options.get("port", "0")
-        if not port.isdecimal() or int(port) > 65535 or int(port) == 1:
-            raise ConfigurationError(f"port={port!r} of mori must be a number from 2 to 65535, or 0 for any")
-        numbers = []
-        for name in ("qp_per_transfer", "num_worker_threads"):
-            text = options.get(name, "1")
-            if not text.isdecimal() or not 1 <= int(text) <= 64:
-                raise ConfigurationError(f"{name}={text!r} of mori must be a number from 1 to 64")
-            numbers.append(_number(f"MORI_IO_{name.upper()}", int(text)))
+        mode = own.one_of("poll_cq_mode", ("polling", "event"), "polling")
+        port = own.number("port", 0, 65535, 0)
+        if port == _XGMI_PORT:
+            raise ConfigurationError("port is '1', which MORI-IO keeps for XGMI; mori takes 2 to 65535, or 0 for any")
+        numbers = [
+            _number(f"MORI_IO_{name.upper()}", own.number(name, 1, 64, 1))
+            for name in ("qp_per_transfer", "num_worker_threads")
+        ]
         if _true("MORI_IO_ENABLE_NOTIFICATION"):
             raise ConfigurationError(
                 "MORI_IO_ENABLE_NOTIFICATION turns on notifications, which kvbaton does without and the library never "
@@ -66,7 +63,7 @@ class Settings(NamedTuple):
         chunks = _number("MORI_IO_MAX_CHUNKS", 64) if _true("MORI_IO_ENABLE_CHUNKING") else 1
         depth = _number("MORI_IO_QP_MAX_SEND_WR", 8192)
         devices = options.get("devices", "") or os.environ.get("MORI_RDMA_DEVICES", "")
-        return cls(backends, devices, int(port), numbers[0], numbers[1], mode == "event", depth, chunks)
+        return cls(backends, devices, port, numbers[0], numbers[1], mode == "event", depth, chunks)
 
 
 def devices_option(options: Mapping[str, str], near: Callable[[], Choice]) -> str:

@@ -7,15 +7,12 @@ import secrets
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from kvbaton.errors import TransportUnavailable
 from kvbaton.memory import Region
-from kvbaton.transport.fabric import mori_guards as guards
-from kvbaton.transport.fabric.mori_settings import Settings
+from kvbaton.transport.fabric.mori import guards
+from kvbaton.transport.fabric.mori.settings import Settings
+from kvbaton.transport.fabric.scratch import Scratch
 
-TOKEN_BYTES = 16
-SLOTS = 256
 _XGMI_ONLY_PORT = 1
 
 
@@ -42,17 +39,16 @@ class Engine:
         self.memories: list[Any] = []
         self.kept: list[Any] = []
         """Statuses that nobody waits for any more; the library may still write into them."""
-        self.aliases, self.slots = itertools.count(), itertools.count()
-        self.scratch = np.zeros((SLOTS, TOKEN_BYTES), np.uint8)
-        self.scratch[0] = np.frombuffer(secrets.token_bytes(TOKEN_BYTES), np.uint8)
+        self.aliases = itertools.count()
+        self.scratch = Scratch()
         self._owners: list[Region] = []
         if self.rdma:
-            self.add([Region.of(self.scratch)])
+            self.add([self.scratch.region])
 
     @property
     def token(self) -> bytes:
         """What peers find in memory 0; empty without RDMA."""
-        return self.scratch[0].tobytes() if self.rdma else b""
+        return self.scratch.token if self.rdma else b""
 
     def add(self, regions: list[Region]) -> dict[int, int]:
         """Register ``regions``; the number of the memory at each address. Empty regions have none.
@@ -60,12 +56,6 @@ class Engine:
         Regions that begin at one address share a registration, for the library takes one for the other. It only books
         them, and pins memory when a session needs it. Raises `TransportUnavailable` for what cannot be registered.
         """
-        for number, region in enumerate(regions):
-            if region.kind not in self.memory_kinds:
-                raise TransportUnavailable(
-                    f"region {number} is {region.kind} memory; MORI-IO over {', '.join(self.settings.backends)} "
-                    f"reaches {', '.join(sorted(self.memory_kinds))} here"
-                )
         guards.require_pinnable(regions, self._copies)
         longest: dict[int, Region] = {}
         for region in regions:

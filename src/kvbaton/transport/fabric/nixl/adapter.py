@@ -3,13 +3,13 @@
 What the library does not promise, and what is done about it:
 
 * A peer that was killed is noticed at once over TCP and shared memory, over RDMA within about four seconds: with the
-  settings of UCX in `nixl_backend`, unless the environment has its own.
+  settings of UCX in `backend`, unless the environment has its own.
 * What was posted cannot be taken back, and is reported when it is over. A closed agent reads nothing any more.
 * UCX takes TCP where RDMA does not work, in silence. ``protocol=rdma`` forbids that, and named devices are looked for
   before UCX is asked. `NixlFabric.connect` reads a token from the peer: a way that does not work is found out there,
   and so is another process in the place of the one that was meant.
 * Only RDMA devices check keys. Over TCP and shared memory bytes land wherever the writer says, so there is no `revoke`.
-* Damaged metadata can end the process that loads it: see `nixl_descriptor`.
+* Damaged metadata can end the process that loads it: see `kvbaton.transport.fabric.descriptor`.
 * One request that fails makes the connection useless: `NixlPeer.alive` is False then.
 
 UCX listens at all interfaces (or at ``devices``) and trusts whoever reaches it: use it in networks that you trust.
@@ -18,7 +18,6 @@ UCX listens at all interfaces (or at ``devices``) and trusts whoever reaches it:
 from __future__ import annotations
 
 import contextlib
-import itertools
 import secrets
 import threading
 import time
@@ -30,14 +29,13 @@ import numpy as np
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
-from kvbaton.transport.fabric import nixl_backend
 from kvbaton.transport.fabric.base import Ended, Fabric, FabricLimits, FabricPeer, Writes
-from kvbaton.transport.fabric.nixl_descriptor import TOKEN_BYTES, NixlDescriptor, Place
+from kvbaton.transport.fabric.descriptor import decode, encode
+from kvbaton.transport.fabric.nixl import backend as nixl_backend
+from kvbaton.transport.fabric.nixl.descriptor import NixlDescriptor, Place
+from kvbaton.transport.fabric.scratch import TOKEN_BYTES, Scratch
 
-OPTIONS = nixl_backend.OPTIONS
-devices_option = nixl_backend.devices_option
 CONNECT_SECONDS = 5.0
-_SLOTS = 256
 _KINDS = {"host": "DRAM", "cuda": "VRAM"}
 
 
@@ -76,6 +74,10 @@ class NixlFabric(Fabric):
     """One agent of NIXL with one back-end."""
 
     name = "nixl"
+    OPTIONS = nixl_backend.OPTIONS
+    devices_option = staticmethod(nixl_backend.devices_option)
+    costs = nixl_backend.SHARED_MEMORY_COSTS
+    """Over shared memory. Where UCX is told to use nothing but TCP, those of `nixl_backend.TCP_COSTS`."""
     limits = FabricLimits(writes=1 << 18, write_bytes=1 << 31, posts=256)
     cross_host = True
 
@@ -95,6 +97,7 @@ class NixlFabric(Fabric):
         self._agent = agent
         self.memory_kinds = nixl_backend.memory_kinds()
         self.hardware = nixl_backend.uses_hardware(options or {})
+        self.costs = nixl_backend.costs()
         self._lock = threading.Lock()
         self._connections: dict[str, _Connection] = {}
         self._requests: dict[int, _Request] = {}
@@ -102,17 +105,12 @@ class NixlFabric(Fabric):
         self._regions: tuple[Place, ...] = ()
         self._registered: list[Any] = []
         self._owners: list[Region] = []
-        self._scratch = np.zeros((_SLOTS, TOKEN_BYTES), np.uint8)
-        self._scratch[0] = np.frombuffer(secrets.token_bytes(TOKEN_BYTES), np.uint8)
-        self._slots = itertools.count()
+        self._scratch = Scratch()
 
     def register(self, regions: Sequence[Region]) -> None:
         """As `Fabric.register`."""
-        for index, region in enumerate((*regions, Region.of(self._scratch))):
-            if region.kind not in self.memory_kinds:
-                raise TransportUnavailable(
-                    f"region {index} is {region.kind} memory; NIXL reaches {', '.join(sorted(self.memory_kinds))} here"
-                )
+        self._require_kinds(regions)
+        for index, region in enumerate((*regions, self._scratch.region)):
             row = np.array([[region.address, region.nbytes, region.device]], np.int64)
             try:
                 if region.nbytes:
@@ -127,13 +125,13 @@ class NixlFabric(Fabric):
 
     def describe(self) -> bytes:
         """As `Fabric.describe`."""
-        place, token = self._scratch.ctypes.data, self._scratch[0].tobytes()
-        metadata = self._agent.get_agent_metadata()
-        return NixlDescriptor(self.agent_name, metadata, place, token, self._regions).encode()
+        metadata, scratch = self._agent.get_agent_metadata(), self._scratch
+        described = NixlDescriptor(self.agent_name, metadata, scratch.address, scratch.token, self._regions)
+        return encode(described, len(self._regions))
 
     def connect(self, descriptor: bytes, name: str) -> NixlPeer:
         """As `Fabric.connect`."""
-        described = NixlDescriptor.decode(descriptor, name)
+        described = decode(NixlDescriptor, descriptor, name)
         with self._lock:
             connection = self._connections.get(described.agent)
             if connection is not None and not connection.alive:
@@ -246,9 +244,9 @@ class NixlFabric(Fabric):
 
     def _probe(self, peer: NixlPeer, described: NixlDescriptor) -> None:
         """Read the peer's token: the connection is made now, and it is proven to work and to lead to that process."""
-        place = self._scratch[1 + next(self._slots) % (_SLOTS - 1)]
-        place[:] = 0
-        rows = np.array([[place.ctypes.data, TOKEN_BYTES, 0], [described.token_address, TOKEN_BYTES, 0]], np.int64)
+        slot = self._scratch.take()
+        places = self._scratch.address_of(slot), described.token_address
+        rows = np.array([[place, TOKEN_BYTES, 0] for place in places], np.int64)
         deadline = time.monotonic() + CONNECT_SECONDS
         try:
             request = self._request("READ", (rows[:1], "host"), (rows[1:], "host"), peer.connection.agent)
@@ -262,7 +260,7 @@ class NixlFabric(Fabric):
         if state != "DONE":
             peer.connection.alive = False
             raise TransportUnavailable(f"peer {peer.name} did not answer over NIXL within {CONNECT_SECONDS:g} s")
-        if place.tobytes() != described.token:
+        if self._scratch.found(slot) != described.token:
             peer.connection.alive = False
             raise TransportUnavailable(f"another process answers over NIXL in the place of peer {peer.name}")
 

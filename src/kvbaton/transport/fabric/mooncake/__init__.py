@@ -1,0 +1,1 @@
+"""Mooncake as a fabric: the adapter, how its engine is started, and what processes tell each other."""
