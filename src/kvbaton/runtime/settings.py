@@ -42,6 +42,8 @@ class Settings:
     aux: AuxPath = "control"
     """How aux data travel: "control" is inside messages, "fabric" by the transport, with the last chunk. Where it
     cannot reach the memory they go inside messages all the same, which is logged once. The decode side decides."""
+    insecure: bool = False
+    """Whether addresses beyond loopback may be bound and advertised without a secret: see docs/security.md."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """How long a room may stay in each state."""
 
