@@ -154,7 +154,7 @@ def test_a_manager_beyond_loopback_needs_a_secret(role, monkeypatch):
     rank, options = Rank(SMALL.layout()), {"transports": ["tcp"]}
     try:
         for where in ({"bind": "0.0.0.0", "advertise": "127.0.0.1"}, {"advertise": "10.0.0.1"}):
-            with pytest.raises(ConfigurationError, match=f"^{role}: .*KVBATON_SECRET"):
+            with pytest.raises(ConfigurationError, match=rf"^{role}: .*KVBATON_SECRET"):
                 rank.start(role, kb.MemoryRegistry(), **where, **options)
         # A wildcard that nobody can dial is that, whatever else is missing.
         with pytest.raises(AddressError, match="advertise="):
@@ -171,7 +171,7 @@ def test_a_manager_beyond_loopback_needs_a_secret(role, monkeypatch):
 
 def test_a_registry_beyond_loopback_needs_a_secret():
     for host in ("0.0.0.0", "::", "[::]"):
-        with pytest.raises(ConfigurationError, match="^registry: .*KVBATON_SECRET"):
+        with pytest.raises(ConfigurationError, match=r"^registry: .*KVBATON_SECRET"):
             RegistryServer(host)
     for allowed in ({"secret": LONG}, {"insecure": True}):
         RegistryServer("0.0.0.0", **allowed).stop()

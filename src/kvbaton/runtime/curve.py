@@ -121,13 +121,13 @@ def refusal(event: int, value: int, *, have_secret: bool) -> Refusal:
 
 
 def breach(event: int, value: int, *, have_secret: bool) -> str:
-    """What a failed handshake means for the side that listens, from the monitor's event."""
+    """What a failed handshake, or a frame that cannot be decrypted, means for the side that listens."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
         return "it has no secret" if have_secret else "it has a secret, and we have none"
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return "its key is unknown"
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
-        return "it has another secret"
+        return "it has another secret, or its bytes were changed on their way"
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
         return "it does not speak like a rank of kvbaton"
     return "it hung up in the middle of the handshake"

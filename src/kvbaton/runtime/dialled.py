@@ -49,6 +49,8 @@ class Dialled:
         self._keys = keys
         self._unproven: list[bytes] | None = [] if len(keys) > 1 else None
         """What was sent before the peer has shown that it shares the secret, while another one may be tried."""
+        self._greeted = False
+        """Whether the handshake is over."""
         self._refusal = ""
         self._endpoint = endpoint
         self._give_up = time.monotonic() + settings.connect_seconds
@@ -83,11 +85,13 @@ class Dialled:
         disconnected = False
         if socket is self.monitor:
             event = recv_monitor_message(self.monitor)
+            if event["event"] & FAILED_HANDSHAKES and self._greeted:
+                return f"its control connection {self._endpoint} brought bytes that were changed on their way"
             if event["event"] & FAILED_HANDSHAKES:
                 # What follows is the news of the end.
                 self._refusal, self.refused = refusal(event["event"], event["value"], have_secret=bool(self._keys))
             elif event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._unproven = None
+                self._greeted, self._unproven = True, None
             elif event["event"] != zmq.EVENT_CONNECT_RETRIED:
                 disconnected = True
             elif time.monotonic() > self._give_up:
