@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 
+from kvbaton.address import is_wildcard
 from kvbaton.errors import AddressError, TransportError, TransportUnavailable
 from kvbaton.transport.wire import Dialect, greet
 
@@ -59,6 +60,8 @@ def tune(sock: socket.socket) -> None:
 def reach(dialect: Dialect, host: str, port: int, token: bytes, *, writer: str, peer: str) -> socket.socket:
     """A tuned connection to ``peer``, greeted as ``writer``. Raises `TransportUnavailable`."""
     where = f"peer {peer} at {host} port {port}"
+    if is_wildcard(host):
+        raise TransportUnavailable(f"cannot connect to {where}: that is every address of a machine; advertise one")
     try:
         sock = dial(host, port, CONNECT_SECONDS)
     except (OSError, UnicodeError) as error:

@@ -27,7 +27,7 @@ from kvbaton.transport.wire import (
     receive_into,
 )
 
-VERSION = 1
+VERSION = 2
 MAX_HELLO = 4096
 MAX_OVER = 64
 """Connections that a hello speaks of."""
