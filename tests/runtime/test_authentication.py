@@ -104,6 +104,11 @@ class TestSameSecret:
             assert form not in proxy.bytes
         world.assert_no_faults()
 
+    def test_over_ipv6(self, world):
+        source, destination = pair(world, secret=ONE, transports=["tcp"], bind="::1")
+        assert source.manager.endpoint.startswith("tcp://[::1]:")
+        hand_over(source, destination)
+
     def test_without_a_secret_all_of_that_is_plain(self, world, proxied):
         """The test above can fail."""
         source, destination = pair(world)
