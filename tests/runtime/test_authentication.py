@@ -92,7 +92,8 @@ def proxied():
 
 class TestSameSecret:
     @pytest.mark.parametrize("transport", ["shm", "tcp"])
-    def test_a_hand_over_of_which_a_listener_learns_nothing(self, world, transport, proxied):
+    def test_a_hand_over_of_which_a_listener_learns_nothing(self, world, transport, proxied, caplog):
+        caplog.set_level(logging.DEBUG)
         source, destination = pair(world, secret=ONE, transports=[transport], model=KV)
         proxy = proxied(world, source)
         room = 0x1234_5678_9ABC
@@ -102,6 +103,7 @@ class TestSameSecret:
             assert plain not in proxy.bytes
         for form in (struct.pack("<Q", room), struct.pack(">Q", room), str(room).encode()):
             assert form not in proxy.bytes
+        assert ONE not in caplog.text
         world.assert_no_faults()
 
     def test_over_ipv6(self, world):

@@ -222,7 +222,9 @@ class Manager:
             if self._registry is None:
                 raise ConfigurationError(f"decode: room {room}: pass source=, the url of the prefill side's registry")
             return self.side.open_room(room, self._registry_name, self._registry, dp_rank)
-        client = self._clients.setdefault(source, HttpRegistry(source, secret=self._secret))
+        client = self._clients.get(source)
+        if client is None:
+            client = self._clients.setdefault(source, HttpRegistry(source, secret=self._secret))
         return self.side.open_room(room, source, client, dp_rank)
 
     def close(self) -> None:
