@@ -84,6 +84,22 @@ def is_wildcard(host: str) -> bool:
     return address.is_unspecified or (mapped is not None and mapped.is_unspecified)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is reached from its own machine only: 127.0.0.0/8, ::1 or localhost.
+
+    Other names are not asked for: what they mean may change, and differ from machine to machine.
+    """
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if host.rstrip(".").lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return address.is_loopback or (mapped is not None and mapped.is_loopback)
+
+
 def _split(text: str) -> tuple[str, str | None]:
     if len(text) > MAX_TEXT:
         raise AddressError(f"an address of {len(text)} characters is too long (limit {MAX_TEXT})")

@@ -16,6 +16,7 @@ KVBatonError
 │   ├── PeerLost             the peer died, was replaced or cannot be reached
 │   └── DeadlineExceeded     a state lasted longer than it may
 ├── AddressError             the text of an address cannot be understood, or cannot be advertised
+├── AuthenticationError      the other side does not share our secret
 ├── RegistryError            the bootstrap service refused, or cannot be reached
 ├── TransportError           a transport failed
 │   └── TransportUnavailable this machine or this memory lacks what the transport needs
@@ -89,6 +90,10 @@ class DeadlineExceeded(TransferFailed):
 
 class AddressError(KVBatonError):
     """The text of an address cannot be understood, or cannot be advertised."""
+
+
+class AuthenticationError(KVBatonError):
+    """The other side does not share our secret: it has another one, or one of the two has none."""
 
 
 class RegistryError(KVBatonError):

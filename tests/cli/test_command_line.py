@@ -84,9 +84,73 @@ def test_virtual_ranks_are_options_of_the_engine(role: str, monkeypatch: pytest.
     assert calls[0]["options"] == {**given, "manager_options": {"transports": ["shm", "tcp"]}}
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_addresses_go_to_the_managers_and_the_registry(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    class Registry:
+        app = None
+
+        def __init__(self, host: str, port: int) -> None:
+            seen.append(("registry", host))
+
+        def __enter__(self) -> Registry:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            return None
+
+    def serve(role: str, model: str, host: str, *arguments: object) -> None:
+        seen.append((role, host, arguments[-1]))
+
+    monkeypatch.setattr(launch, "RegistryServer", Registry)
+    monkeypatch.setattr(launch, "add_routes", lambda *_: None)
+    monkeypatch.setattr(launch, "_serve", serve)
+    flags = ["--host", "127.0.0.2", "--bind", "127.0.0.3", "--advertise", "127.0.0.4"]
+    assert _run(monkeypatch, "serve", role, "--model", "m", *flags) == 0
+    addresses = {"bind": "127.0.0.3", "advertise": "127.0.0.4"}
+    options = {"manager_options": {"transports": ["shm", "tcp"], **addresses}}
+    assert seen == [("registry", "127.0.0.3")] * (role == "prefill") + [(role, "127.0.0.2", options)]
+
+
+@pytest.mark.parametrize(
+    "command", [["prefill", "--model", "."], ["decode", "--model", "."], ["registry"]], ids=lambda command: command[0]
+)
+def test_beyond_loopback_a_secret_is_needed_or_insecure(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is found before the model is looked at."""
+    for name in ("KVBATON_SECRET", "KVBATON_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KVBATON_INSECURE", "0")
+    monkeypatch.setattr(launch, "_check_model", lambda model: pytest.fail("the model was looked at"))
+    assert _run(monkeypatch, "serve", *command, "--host", "0.0.0.0") == 2
+    told = capsys.readouterr().err
+    assert "KVBATON_SECRET" in told
+    assert "--insecure" in told
+    monkeypatch.setenv("KVBATON_SECRET", "short")
+    assert _run(monkeypatch, "serve", *command, "--host", "0.0.0.0") == 2
+    assert "has 5 bytes" in capsys.readouterr().err
+    monkeypatch.delenv("KVBATON_SECRET")
+    stop = SystemExit(7)
+
+    def stops(*_: object, **__: object) -> None:
+        raise stop
+
+    monkeypatch.setattr(launch, "stop_with_parent", stops)
+    monkeypatch.setattr(launch, "_stop_signal", stops)
+    port = ["--bootstrap-port", "0"] if command[0] == "prefill" else ["--port", "0"]
+    assert _run(monkeypatch, "serve", *command, "--host", "0.0.0.0", *port, "--insecure") == 7
+    assert os.environ["KVBATON_INSECURE"] == "1"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["serve", "decode", "--model", "m", "--options", '{"manager_options": {"secret": "x"}}'],
+            "a command line can be read by others: set KVBATON_SECRET or KVBATON_SECRET_FILE",
+        ),
         (["serve", "router", "--prefill", "http://a,none", "--decode", "http://b"], "URL,BOOTSTRAP_PORT"),
         (["serve", "router", "--prefill", "http://a", "--decode", "http://b"], "URL,BOOTSTRAP_PORT"),
         (["serve", "decode", "--model", "m", "--options", "{"], "--options is no JSON"),

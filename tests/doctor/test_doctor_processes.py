@@ -15,7 +15,7 @@ from kvbaton.doctor.examine import measure_peer, try_transports
 from kvbaton.doctor.measure import measure
 from kvbaton.doctor.serve import DoctorServer
 from kvbaton.doctor.session import serve_visit
-from kvbaton.errors import AddressError, ProtocolError
+from kvbaton.errors import AddressError, ConfigurationError, ProtocolError
 
 
 @contextmanager
@@ -181,9 +181,9 @@ def test_a_descriptor_that_is_none_fails_that_transport_only():
 
 
 @contextmanager
-def serving_here():
+def serving_here(**options):
     """A `DoctorServer` in a thread, made now."""
-    server = DoctorServer("127.0.0.1:0")
+    server = DoctorServer("127.0.0.1:0", **options)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -323,3 +323,49 @@ def test_wrong_arguments_are_refused_in_one_line(arguments, message):
     assert ended.returncode == 2
     assert message in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+ONE, TWO = "the-secret-of-one-machine-room", "the-secret-of-another-machine-room"
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        (ONE, ONE, ""),
+        (ONE, TWO, "another secret"),
+        (ONE, None, "it wants a secret, and there is none here"),
+        (None, ONE, "it has no secret, and there is one here"),
+    ],
+)
+def test_two_doctors_share_a_secret_or_do_not_measure(there, here, said, monkeypatch, caplog):
+    monkeypatch.setattr("kvbaton.doctor.serve.GREETING_SECONDS", 0.5)
+    monkeypatch.delenv("KVBATON_SECRET", raising=False)
+    with serving_here(secret=there) as server:
+        if here is not None:
+            monkeypatch.setenv("KVBATON_SECRET", here)
+        *_, report = measure(str(server.address), ())
+    assert said in report.error
+    assert bool(report.error) == bool(said)
+    assert bool(report.host) == (not said)
+    assert ONE not in report.error + caplog.text
+
+
+def test_a_crowd_is_told_that_it_is_busy_before_it_shows_its_secret(monkeypatch):
+    monkeypatch.setattr("kvbaton.doctor.serve.WAITING", 1)
+    monkeypatch.setenv("KVBATON_SECRET", ONE)
+    with serving_here() as server, socket.create_connection((server.address.host, server.address.port)):
+        *_, report = measure(str(server.address), ())
+        assert "it is busy" in report.error
+
+
+def test_a_doctor_beyond_loopback_needs_a_secret(monkeypatch):
+    for name in ("KVBATON_SECRET", "KVBATON_SECRET_FILE", "KVBATON_INSECURE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigurationError, match=r"^doctor: .*KVBATON_SECRET"):
+        DoctorServer("0.0.0.0:0")
+    command = [sys.executable, "-m", "kvbaton", "doctor", "--serve", "0.0.0.0:0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "--insecure" in ended.stderr
+    for allowed in ({"secret": ONE}, {"insecure": True}):
+        DoctorServer("0.0.0.0:0", **allowed)._listener.close()

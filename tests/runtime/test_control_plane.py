@@ -45,9 +45,9 @@ class Recorder:
 
 
 class Plane(ControlPlane):
-    def __init__(self, bind=None, settings=FAST):
+    def __init__(self, bind=None, settings=FAST, **options):
         self.recorder = Recorder()
-        super().__init__("test", settings, bind=bind)
+        super().__init__("test", settings, bind=bind, **options)
         self.start(self.recorder)
 
     def call(self, work):
@@ -344,7 +344,7 @@ def test_a_wildcard_is_never_advertised(bind):
             rank.start(role, kb.MemoryRegistry(), bind=bind, transports=[transport])
     if bind == "0.0.0.0":
         registry = kb.MemoryRegistry()
-        rank.start("prefill", registry, bind=bind, advertise="127.0.0.1", transports=["tcp"])
+        rank.start("prefill", registry, bind=bind, advertise="127.0.0.1", transports=["tcp"], secret="x" * 16)
         (registered,) = registry.topology().ranks
         assert registered.endpoint.startswith("tcp://127.0.0.1:")
         assert registered.endpoint == rank.manager.endpoint

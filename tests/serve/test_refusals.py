@@ -149,3 +149,19 @@ def test_reported_is_found(pair: Pair) -> None:
     report(pair.registry.url, 9, NO)
     assert look_up(pair.registry.url, 9) == NO
     assert look_up(pair.registry.url, 8) is None
+
+
+def test_with_a_secret_strangers_neither_say_nor_learn_who_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = Refusals()
+    with RegistryServer(secret="the-secret-of-one-deployment") as registry:
+        add_routes(registry.app, refusals)
+        refusals.add(1, NO)
+        for secret in (None, "the-secret-of-another-deployment"):
+            if secret is not None:
+                monkeypatch.setenv("KVBATON_SECRET", secret)
+            report(registry.url, 2, NO)
+            assert look_up(registry.url, 1) is None
+        assert len(refusals) == 1
+        monkeypatch.setenv("KVBATON_SECRET", "the-secret-of-one-deployment")
+        report(registry.url, 2, NO)
+        assert look_up(registry.url, 1) == look_up(registry.url, 2) == NO

@@ -1,6 +1,7 @@
 """The tcp port against strangers, hostile bytes and peers that break the rules; nobody else may notice."""
 
 import contextlib
+import hmac
 import socket
 import struct
 import threading
@@ -45,9 +46,20 @@ def bystander(target):
     transport.close()
 
 
-def greeting(target, *, magic=tcp_wire.TCP.magic, version=tcp_wire.TCP.version, token=None, name=b"raw"):
+BEGINNING = struct.Struct("<8sHB32sB")
+
+
+def greeting(target, *, magic=tcp_wire.TCP.magic, version=tcp_wire.TCP.version, token=None, name=b"raw", nonce=b""):
     described = tcp_wire.decode_descriptor(target.describe())
-    return struct.pack("<8sH16sB", magic, version, described.token if token is None else token, len(name)) + name
+    said = b"kvbaton writer" + tcp_wire.TCP.magic + nonce + bytes(32) + name
+    proof = hmac.digest(described.token if token is None else token, said, "sha256")
+    return struct.pack("<8sH32s32sB", magic, version, bytes(32), proof, len(name)) + name
+
+
+def nonce_of(sock):
+    magic, version, status, nonce, length = BEGINNING.unpack(sock.recv(BEGINNING.size, socket.MSG_WAITALL))
+    assert (magic, version, status, length) == (*tcp_wire.TCP[1:], wire.BEGIN, 0)
+    return nonce
 
 
 def dial(target):
@@ -56,8 +68,8 @@ def dial(target):
 
 def greeted(target):
     sock = dial(target)
-    sock.sendall(greeting(target))
-    assert sock.recv(12, socket.MSG_WAITALL)[10] == wire.ACCEPTED
+    sock.sendall(greeting(target, nonce=nonce_of(sock)))
+    assert sock.recv(BEGINNING.size, socket.MSG_WAITALL)[10] == wire.ACCEPTED
     assert sock.recv(len("target"), socket.MSG_WAITALL) == b"target"
     return sock
 
@@ -77,10 +89,11 @@ def closed(sock):
 STRANGERS = {
     "http": (b"GET / HTTP/1.1\r\nHost: example\r\nUser-Agent: something\r\n\r\n", "greeting"),
     "zeros": (bytes(64), "greeting"),
-    "no name": (lambda target: greeting(target, name=b""), "greeting"),
-    "a name that is no text": (lambda target: greeting(target, name=b"\xff\xfe"), "greeting"),
-    "a wrong token": (lambda target: greeting(target, token=bytes(16)), "token"),
-    "another version": (lambda target: greeting(target, version=99), "version"),
+    "no name": (lambda target, nonce: greeting(target, name=b"", nonce=nonce), "greeting"),
+    "a name that is no text": (lambda target, nonce: greeting(target, name=b"\xff\xfe", nonce=nonce), "greeting"),
+    "a wrong token": (lambda target, nonce: greeting(target, token=bytes(16), nonce=nonce), "token"),
+    "a greeting of another connection": (lambda target, nonce: greeting(target, nonce=bytes(32)), "token"),
+    "another version": (lambda target, nonce: greeting(target, version=99, nonce=nonce), "version"),
 }
 
 
@@ -88,14 +101,14 @@ STRANGERS = {
 def test_strangers_are_turned_away_and_counted(target, bystander, stranger):
     said, counter = STRANGERS[stranger]
     with dial(target) as sock:
-        sock.sendall(said if isinstance(said, bytes) else said(target))
+        sock.sendall(said if isinstance(said, bytes) else said(target, nonce_of(sock)))
         assert closed(sock)
     assert eventually(lambda: target.counters == {counter: 1})
 
 
 def test_random_bytes_at_every_stage(target, bystander):
     random = np.random.default_rng(7)
-    for length in (1, 26, 27, 40, 4000):
+    for length in (1, 74, 75, 90, 4000):
         for connect in (dial, greeted):
             with connect(target) as sock:
                 # The target may hang up before all of it was sent.
@@ -199,6 +212,73 @@ def test_a_wrong_token_is_said_to_the_writer(target):
     writer.close()
 
 
+def test_who_listens_to_a_connection_does_not_learn_the_token(target):
+    """Both sides prove that they know it; what was said once opens no other connection."""
+    writer, heard, listener = TcpTransport("writer", streams=1), bytearray(), socket.create_server(("127.0.0.1", 0))
+    socks = []
+
+    def carry(source, sink):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                heard.extend(data)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def serve():
+        near, far = listener.accept()[0], dial(target)
+        socks.extend([near, far])
+        threading.Thread(target=carry, args=(near, far), daemon=True).start()
+        carry(far, near)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    described = tcp_wire.decode_descriptor(target.describe())
+    there = msgspec.structs.replace(described, port=listener.getsockname()[1])
+    peer = writer.connect(msgspec.msgpack.encode(there))
+    writer.disconnect(peer)
+    writer.close()
+    thread.join(10)
+    assert b"writer" in heard
+    assert described.token not in heard
+    said = heard[heard.index(tcp_wire.TCP.magic, 1) :]
+    with dial(target) as sock:
+        sock.sendall(said)
+        assert closed(sock)
+    for sock in (listener, *socks):
+        sock.close()
+
+
+def test_one_that_does_not_know_the_token_is_not_written_to(target):
+    described = tcp_wire.decode_descriptor(target.describe())
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer():
+        sock, _ = listener.accept()
+        with sock:
+            reception = wire.Reception(sock, tcp_wire.TCP, bytes(16))
+            assert not reception.read().authentic
+            reception.answer(wire.ACCEPTED, "target")
+            assert closed(sock)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    writer = TcpTransport("writer", streams=1)
+    with pytest.raises(TransportUnavailable, match="does not know the token"):
+        writer.connect(msgspec.msgpack.encode(msgspec.structs.replace(described, port=listener.getsockname()[1])))
+    writer.close()
+    thread.join()
+    listener.close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_a_wildcard_in_a_descriptor_is_not_dialled(target, host):
+    described = msgspec.structs.replace(tcp_wire.decode_descriptor(target.describe()), host=host)
+    writer = TcpTransport("writer")
+    with pytest.raises(TransportUnavailable, match="every address"):
+        writer.connect(msgspec.msgpack.encode(described))
+    writer.close()
+
+
 def test_what_answers_but_is_no_kvbaton(target):
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -229,8 +309,9 @@ def test_write_does_not_wait_for_a_peer_that_does_not_read(target):
 
     def answer():
         sock, _ = listener.accept()
-        sock.recv(27 + len("writer"), socket.MSG_WAITALL)
-        wire.send_answer(sock, tcp_wire.TCP, wire.ACCEPTED, "target")
+        reception = wire.Reception(sock, tcp_wire.TCP, described.token)
+        reception.read()
+        reception.answer(wire.ACCEPTED, "target")
         accepted.append(sock)
 
     thread = threading.Thread(target=answer)

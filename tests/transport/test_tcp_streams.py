@@ -127,8 +127,9 @@ class Impostor:
     def answer(self, streams):
         for _ in range(streams):
             sock, _ = self.listener.accept()
-            sock.recv(27 + len("writer"), socket.MSG_WAITALL)
-            wire.send_answer(sock, tcp_wire.TCP, wire.ACCEPTED, "target")
+            reception = wire.Reception(sock, tcp_wire.TCP, bytes(wire.TOKEN_BYTES))
+            reception.read()
+            reception.answer(wire.ACCEPTED, "target")
             self.socks.append(sock)
 
     def close(self):

@@ -54,7 +54,7 @@ def _threads(count: int) -> str:
     return f"{count} thread{'s' if count > 1 else ''}"
 
 
-def in_turn(contenders: dict[tuple[str, int], Callable[[], None]], runs: int) -> dict[tuple[str, int], float]:
+def in_turn(contenders: Mapping[tuple[str, int], Callable[[], None]], runs: int) -> dict[tuple[str, int], float]:
     """The median seconds of each, in turn; the first turn is not counted."""
     taken: dict[tuple[str, int], list[float]] = {name: [] for name in contenders}
     for _ in range(1 + runs):

@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from kvbaton.address import Endpoint
+from kvbaton.cli.insecure import Insecure
 from kvbaton.errors import ConfigurationError
 
 
@@ -15,6 +16,7 @@ def doctor(
     peer: Annotated[str, typer.Option(help="HOST:PORT of a machine on which 'kvbaton doctor --serve' runs.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Wait for doctors of other machines, until a signal.")] = False,
+    insecure: Insecure = False,
     where: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(metavar="[HOST:PORT]", help="Where --serve listens; 127.0.0.1:8899 by default."),
@@ -23,7 +25,8 @@ def doctor(
     """Say what this machine has, what each transport can do with it, and what to change.
 
     With --peer also: a round trip and a bandwidth figure of each transport that both machines have. The exit code is 1
-    only if nothing can work: no transport here, or with --peer none between the two.
+    only if nothing can work: no transport here, or with --peer none between the two. Two machines share a secret in
+    KVBATON_SECRET, or in the file that KVBATON_SECRET_FILE names.
     """
     if serve:
         if peer or json:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from kvbaton.cli.insecure import Insecure
 from kvbaton.cli.transports import transport_names
 from kvbaton.errors import ConfigurationError
 
@@ -32,6 +33,14 @@ ContextUnit = Annotated[
     ),
 ]
 PageOrder = Annotated[Optional[str], typer.Option("--order", help="NHD or HND: which axis of a page lies outside.")]  # noqa: UP045
+Bind = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Address of the ports between ranks and of the registry; --host by default."),
+]
+Advertise = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Address that other ranks are told; needed where the one to listen on is 0.0.0.0 or ::."),
+]
 Transports = Annotated[str, typer.Option(help="Transports in order of preference, separated by commas, or auto.")]
 
 
@@ -50,8 +59,15 @@ def prefill(
     cp_unit: ContextUnit = None,
     order: PageOrder = None,
     options: EngineOptions = "{}",
+    bind: Bind = None,
+    advertise: Advertise = None,
+    insecure: Insecure = False,
 ) -> None:
-    """Serve prefill, with the registry that decode servers look it up in."""
+    """Serve prefill, with the registry that decode servers look it up in.
+
+    All ranks and registries of a deployment share a secret: KVBATON_SECRET, or the file that KVBATON_SECRET_FILE names.
+    The HTTP API itself asks for none: put it behind your own front.
+    """
     from kvbaton.serve.launch import run_prefill
 
     _log_requests()
@@ -60,6 +76,8 @@ def prefill(
         host,
         port,
         bootstrap_port,
+        bind=bind,
+        advertise=advertise,
         served_model_name=served_model_name,
         drain_seconds=drain_seconds,
         options=_engine_options(options, transport, tp=tp, pp=pp, cp=cp, cp_unit=cp_unit, order=order),
@@ -80,8 +98,15 @@ def decode(
     cp_unit: ContextUnit = None,
     order: PageOrder = None,
     options: EngineOptions = "{}",
+    bind: Bind = None,
+    advertise: Advertise = None,
+    insecure: Insecure = False,
 ) -> None:
-    """Serve decode; each request says where its prefill side is."""
+    """Serve decode; each request says where its prefill side is.
+
+    All ranks and registries of a deployment share a secret: KVBATON_SECRET, or the file that KVBATON_SECRET_FILE names.
+    The HTTP API itself asks for none: put it behind your own front.
+    """
     from kvbaton.serve.launch import run_decode
 
     _log_requests()
@@ -89,6 +114,8 @@ def decode(
         model,
         host,
         port,
+        bind=bind,
+        advertise=advertise,
         served_model_name=served_model_name,
         drain_seconds=drain_seconds,
         options=_engine_options(options, transport, tp=tp, pp=pp, cp=cp, cp_unit=cp_unit, order=order),
@@ -138,7 +165,10 @@ def pd(
     decode_options: Annotated[str, typer.Option(help="Options of the decode engines only.")] = "{}",
     logs: Annotated[Optional[Path], typer.Option(help="Folder for the logs.")] = None,  # noqa: UP045
 ) -> None:
-    """Run prefill servers, decode servers and the router on this host, until Ctrl-C."""
+    """Run prefill servers, decode servers and the router on this host, until Ctrl-C.
+
+    Only the router listens at --host; the servers listen at 127.0.0.1.
+    """
     from kvbaton.serve.launch import run_pd
 
     code = run_pd(
@@ -160,8 +190,13 @@ def pd(
 def registry(
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8998,
+    insecure: Insecure = False,
 ) -> None:
-    """Run a registry by itself, for prefill engines that do not bring one."""
+    """Run a registry by itself, for prefill engines that do not bring one.
+
+    It shares a secret with its ranks: KVBATON_SECRET, or the file that KVBATON_SECRET_FILE names. Beyond this machine
+    it does not listen without one.
+    """
     from kvbaton.serve.launch import run_registry
 
     run_registry(host, port)
@@ -183,7 +218,10 @@ def _json_object(flag: str, text: str) -> dict[str, Any]:
         raise ConfigurationError(f"{flag}: manager_options must be a JSON object, not {type(inner).__name__}")
     for name in inner:
         if name not in MANAGER_OPTIONS:
-            hint = "; settings are given from Python, offer_wait_seconds beside manager_options" * (name == "settings")
+            hint = {
+                "settings": "; settings are given from Python, offer_wait_seconds beside manager_options",
+                "secret": "; a command line can be read by others: set KVBATON_SECRET or KVBATON_SECRET_FILE",
+            }.get(name, "")
             raise ConfigurationError(
                 f"{flag}: manager_options has {name}, but only {', '.join(MANAGER_OPTIONS)} can be given here{hint}"
             )

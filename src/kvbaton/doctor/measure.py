@@ -26,6 +26,7 @@ from kvbaton.doctor.serve import DEFAULT_PORT
 from kvbaton.errors import KVBatonError, ProtocolError, TransportError, TransportUnavailable
 from kvbaton.memory import Region, SharedMemory
 from kvbaton.plan.boxes import Transfer
+from kvbaton.secret import Secret
 from kvbaton.transport import RemotePeer, Transport, create
 
 CONNECT_SECONDS = 5.0
@@ -45,8 +46,11 @@ def measure(where: str, names: tuple[str, ...]) -> Iterator[PeerReport]:
     try:
         address = Endpoint.parse(where, default_port=DEFAULT_PORT)
         report.address = str(address)
+        secret = Secret.of(None)
         with socket.create_connection((address.host, address.port or 0), CONNECT_SECONDS) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if secret is not None:
+                wire.prove(sock, wire.token_of(secret))
             wire.send(sock, wire.Greeting(wire.VERSION, names))
             offers = wire.expect(sock, wire.Offers)
             report.host, report.libraries = offers.host, offers.libraries

@@ -19,6 +19,7 @@ from collections import Counter
 from kvbaton.address import Endpoint
 from kvbaton.doctor import wire
 from kvbaton.errors import AddressError
+from kvbaton.secret import Secret, SecretLike, check_exposure
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +33,18 @@ TURN_AWAY_SECONDS = 1.0
 
 
 class DoctorServer:
-    """Listens from the start; `run` serves until `close`. Raises `AddressError` for an address that cannot be used."""
+    """Listens from the start; `run` serves until `close`.
 
-    def __init__(self, where: str) -> None:
+    ``secret`` is what it shares with its visitors, by default what the environment says (`kvbaton.secret`). Raises
+    `AddressError` for an address that cannot be used, and `ConfigurationError` for one beyond loopback without a
+    secret, unless ``insecure`` allows it.
+    """
+
+    def __init__(self, where: str, *, secret: SecretLike | None = None, insecure: bool = False) -> None:
         address = Endpoint.parse(where, default_port=DEFAULT_PORT)
+        shared = Secret.of(secret)
+        check_exposure("doctor", (address.host,), shared, insecure=insecure)
+        self._token = None if shared is None else wire.token_of(shared)
         try:
             family, _, _, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
             self._listener = socket.socket(family, socket.SOCK_STREAM)
@@ -65,6 +74,9 @@ class DoctorServer:
                 if not self._room.acquire(blocking=False):
                     self._warn("crowd", "doctor: %s came while %d others were here", address[0], WAITING)
                     with visitor:
+                        if self._token is not None:
+                            wire.turn_away_early(visitor)
+                            continue
                         wire.turn_away(visitor, f"busy: {WAITING} others are connected; try again later", 0.01)
                     continue
                 thread = threading.Thread(target=self._receive, args=(visitor, str(address[0])), daemon=True)
@@ -78,7 +90,9 @@ class DoctorServer:
     def _receive(self, visitor: socket.socket, address: str) -> None:
         try:
             with visitor:
-                if not wire.begins_like_a_doctor(visitor, GREETING_SECONDS):
+                if self._token is not None and not wire.shares_secret(visitor, self._token, GREETING_SECONDS):
+                    self._warn("secret", "doctor: %s does not share the secret", address)
+                elif not wire.begins_like_a_doctor(visitor, GREETING_SECONDS):
                     self._warn("stranger", "doctor: %s did not speak like a doctor of kvbaton", address)
                 elif not self._visits.acquire(timeout=GREETING_SECONDS):
                     self._warn("busy", "doctor: %s came while %d others were measuring", address, VISITS)

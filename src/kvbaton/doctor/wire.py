@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
 import time
 from typing import Annotated, TypeVar, Union
 
 import msgspec
 from msgspec import Meta
 
-from kvbaton.errors import ProtocolError
+from kvbaton.errors import ProtocolError, TransportError
+from kvbaton.secret import VARIABLE, Secret
+from kvbaton.transport.wire import ACCEPTED, FULL, WRONG_TOKEN, WRONG_VERSION, Dialect, Reception, greet, say_full
 
 VERSION = 1
 MAX_FRAME_BYTES = 2 << 20
@@ -20,6 +23,18 @@ STEP_SECONDS = 20.0
 
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"KVBD"
+_SECRET = Dialect(
+    "doctor",
+    b"KVBSECR\n",
+    1,
+    {
+        WRONG_VERSION: "it is of another release; install the same kvbaton on both sides",
+        WRONG_TOKEN: f"it has another secret; set {VARIABLE} to the same there and here",
+        FULL: "it is busy: too many others are connected; try again later",
+    },
+)
+"""What is said first where there is a secret: the handshake of the transports, with a key of the secret for a token."""
+_NAME = "doctor"
 
 Text = Annotated[str, Meta(max_length=2000)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -72,6 +87,46 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
+def token_of(secret: Secret) -> bytes:
+    """What two doctors that share a secret know."""
+    return secret.keys("doctor")[0]
+
+
+def prove(sock: socket.socket, token: bytes) -> None:
+    """Show to the doctor that waits that this one shares its secret, and have it shown. Raises `ProtocolError`."""
+    sock.settimeout(STEP_SECONDS)
+    try:
+        greet(sock, _SECRET, _NAME, token, _NAME)
+    except TransportError as error:
+        raise ProtocolError(str(error)) from None
+    except EOFError:
+        raise ProtocolError(f"it has no secret, and there is one here: set {VARIABLE} to the same there") from None
+
+
+def shares_secret(sock: socket.socket, token: bytes, seconds: float) -> bool:
+    """Whether a visitor shows within so many seconds that it shares the secret; it is answered either way."""
+    # From outside: a timeout on each read would let it drip bytes for ever.
+    guard = threading.Timer(seconds, _cut_off, (sock,))
+    guard.daemon = True
+    guard.start()
+    try:
+        reception = Reception(sock, _SECRET, token)
+        said = reception.read()
+        same_version = said.version == _SECRET.version
+        status = WRONG_VERSION if not same_version else ACCEPTED if said.authentic else WRONG_TOKEN
+        reception.answer(status, _NAME)
+        return status == ACCEPTED
+    except (OSError, EOFError, ValueError):
+        return False
+    finally:
+        guard.cancel()
+
+
+def _cut_off(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
 def send(sock: socket.socket, message: Message) -> None:
     """Send one frame. Raises ``OSError``, ``TimeoutError`` after `STEP_SECONDS`."""
     packed = _encoder.encode(message)
@@ -88,6 +143,8 @@ def receive(sock: socket.socket) -> Message | None:
     head = _receive(sock, _HEAD.size, give_up)
     if not head:
         return None
+    if head == _SECRET.magic:
+        raise ProtocolError(f"it wants a secret, and there is none here: set {VARIABLE} to the same as there")
     if len(head) < _HEAD.size or not head.startswith(_MAGIC):
         raise ProtocolError(f"what answers there is no doctor of kvbaton: it began with {head!r}")
     length = _HEAD.unpack(head)[1]
@@ -129,6 +186,14 @@ def expect(sock: socket.socket, kind: type[Kind]) -> Kind:
         came = "the connection ended" if message is None else f"{type(message).__name__} came"
         raise ProtocolError(f"{came} where {kind.__name__} was expected")
     return message
+
+
+def turn_away_early(sock: socket.socket) -> None:
+    """Say that it is busy to a visitor that wants to show its secret; without waiting for it."""
+    with contextlib.suppress(OSError):
+        sock.setblocking(False)
+        say_full(sock, _SECRET)
+        sock.shutdown(socket.SHUT_WR)
 
 
 def turn_away(sock: socket.socket, why: str, seconds: float) -> None:

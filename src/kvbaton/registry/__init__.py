@@ -9,6 +9,7 @@ from kvbaton.registry.base import (
     Registration,
     RegistryClient,
     RegistryRefused,
+    RegistryUnauthorized,
     Topology,
     UnknownDeployment,
     UnknownInstance,
@@ -16,6 +17,7 @@ from kvbaton.registry.base import (
 from kvbaton.registry.client import HttpRegistry
 from kvbaton.registry.memory import MemoryRegistry
 from kvbaton.registry.table import Limits, RegistryTable
+from kvbaton.secret import SecretLike
 
 if TYPE_CHECKING:
     from kvbaton.registry.server import RegistryServer
@@ -29,6 +31,7 @@ __all__ = [
     "RegistryClient",
     "RegistryRefused",
     "RegistryTable",
+    "RegistryUnauthorized",
     "Topology",
     "UnknownDeployment",
     "UnknownInstance",
@@ -36,10 +39,16 @@ __all__ = [
 ]
 
 
-def serve(host: str = "127.0.0.1", port: int = 0, ttl: float = 10.0) -> RegistryServer:
-    """Start a registry in a thread; the caller stops it. Needs the extra ``registry`` (else `ConfigurationError`)."""
+def serve(
+    host: str = "127.0.0.1", port: int = 0, ttl: float = 10.0, *, secret: SecretLike | None = None
+) -> RegistryServer:
+    """Start a registry in a thread; the caller stops it. Needs the extra ``registry`` (else `ConfigurationError`).
+
+    ``secret`` is what it shares with its clients; without one (see `kvbaton.secret`) ``host`` must be a loopback
+    address.
+    """
     from kvbaton.registry.server import RegistryServer
 
-    server = RegistryServer(host, port, ttl)
+    server = RegistryServer(host, port, ttl, secret=secret)
     server.start()
     return server

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from kvbaton.errors import RegistryError
+from kvbaton.errors import AuthenticationError, RegistryError
 from kvbaton.layout.nouns import Coords, RankLayout
 
 
@@ -51,6 +51,10 @@ class FoundRooms(msgspec.Struct, frozen=True):
 
 class RegistryRefused(RegistryError):
     """The registry answered, and the answer was no: the same call will fail again until something changes."""
+
+
+class RegistryUnauthorized(RegistryRefused, AuthenticationError):
+    """The registry and this client do not share a secret, or not the time of day."""
 
 
 class UnknownDeployment(RegistryRefused):

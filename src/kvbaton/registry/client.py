@@ -12,7 +12,17 @@ from typing import TypeVar
 import msgspec
 
 from kvbaton.errors import ConfigurationError, RegistryError
-from kvbaton.registry.base import FoundRooms, Registration, RegistryClient, RegistryRefused, Topology, UnknownInstance
+from kvbaton.registry.base import (
+    FoundRooms,
+    Registration,
+    RegistryClient,
+    RegistryRefused,
+    RegistryUnauthorized,
+    Topology,
+    UnknownInstance,
+)
+from kvbaton.registry.signing import ANSWER_HEADER, Signer
+from kvbaton.secret import VARIABLE, Secret, SecretLike
 
 _MAX_ANSWER = 256 << 20
 
@@ -24,11 +34,15 @@ class HttpRegistry(RegistryClient):
 
     ``url`` is like ``http://host:port``. Each call takes at most about ``timeout`` seconds for each network step.
     Proxies that the environment names are not used: the registry is a neighbour, and a proxy would lead the ranks of
-    one deployment to different places. Raises `ConfigurationError` for a url that cannot be used.
+    one deployment to different places. ``secret`` is what it shares with the registry, by default what the environment
+    says (`kvbaton.secret`): with one, requests are signed, and no answer is believed that the registry did not sign.
+    Raises `ConfigurationError` for a url or a secret that cannot be used.
     """
 
-    def __init__(self, url: str, timeout: float = 5.0) -> None:
+    def __init__(self, url: str, timeout: float = 5.0, *, secret: SecretLike | None = None) -> None:
         self.url = url.rstrip("/")
+        shared = Secret.of(secret)
+        self._signer = None if shared is None else Signer(shared)
         self._timeout = timeout
         try:
             parts = urllib.parse.urlsplit(self.url)
@@ -76,6 +90,13 @@ class HttpRegistry(RegistryClient):
         body = self._call("POST", path, msgspec.json.encode(question), patience=wait_seconds)
         return self._decoded(path, body, FoundRooms, "about rooms")
 
+    def ask(self, method: str, path: str, body: bytes | None = None) -> bytes | None:
+        """Ask what is served beside a registry, signed likewise; None if the answer is that nothing is there.
+
+        Raises as the other methods do.
+        """
+        return self._call(method, path, body, missing_is_none=True)
+
     def _decoded(self, path: str, body: bytes | None, kind: type[Answer], what: str) -> Answer:
         try:
             return msgspec.json.decode(body or b"", type=kind)
@@ -95,14 +116,24 @@ class HttpRegistry(RegistryClient):
         url = self.url + path
         timeout = self._timeout + patience
         headers = {"Content-Type": "application/json"} if body is not None else {}
+        signed = None if self._signer is None else self._signer.sign(method, path, body or b"")
+        if signed is not None:
+            headers["Authorization"] = signed.header
         request = urllib.request.Request(url, data=body, method=method, headers=headers)
         try:
             with self._opener.open(request, timeout=timeout) as answer:
                 content: bytes = answer.read(_MAX_ANSWER + 1)
                 cut_by = answer.length or 0
+                status, signature = answer.status, answer.headers.get(ANSWER_HEADER)
         except urllib.error.HTTPError as error:
             with error:
-                reason, ours = _reason(error)
+                content, reason, ours = _reason(error)
+            believed = signed is None or signed.is_answer(error.code, content, error.headers.get(ANSWER_HEADER))
+            if error.code == 401 and ours:
+                raise RegistryUnauthorized(f"{method} {url}: refused: {reason}") from None
+            if not believed and error.code < 500:
+                raise self._unsigned(method, url) from None
+            ours = ours and believed
             if missing_is_none and ours and error.code == 404:
                 return None
             kind = RegistryRefused if ours and error.code < 500 else RegistryError
@@ -119,7 +150,16 @@ class HttpRegistry(RegistryClient):
             raise RegistryError(f"{method} {url}: the answer has more than {_MAX_ANSWER} bytes")
         if cut_by:
             raise RegistryError(f"{method} {url}: the connection broke: the answer lacks its last {cut_by} bytes")
+        if signed is not None and not signed.is_answer(status, content, signature):
+            raise self._unsigned(method, url)
         return content
+
+    @staticmethod
+    def _unsigned(method: str, url: str) -> RegistryUnauthorized:
+        return RegistryUnauthorized(
+            f"{method} {url}: the answer is not signed with our secret: the registry has no secret, or a stranger "
+            f"answers there; set {VARIABLE} on the registry too"
+        )
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -133,13 +173,13 @@ def _quoted(text: str) -> str:
     return urllib.parse.quote(text, safe="")
 
 
-def _reason(error: urllib.error.HTTPError) -> tuple[str, bool]:
-    """Return the reason in an error answer, and whether it has the registry's own form."""
+def _reason(error: urllib.error.HTTPError) -> tuple[bytes, str, bool]:
+    """Return the body and the reason of an error answer, and whether it has the registry's own form."""
     try:
         body = error.read(65536)
     except (OSError, http.client.HTTPException):
-        return error.reason, False
+        return b"", error.reason, False
     try:
-        return msgspec.json.decode(body, type=dict[str, dict[str, str]])["error"]["message"], True
+        return body, msgspec.json.decode(body, type=dict[str, dict[str, str]])["error"]["message"], True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
-        return f"{error.reason} {body[:200]!r}", False
+        return body, f"{error.reason} {body[:200]!r}", False

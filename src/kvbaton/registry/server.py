@@ -12,10 +12,12 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from kvbaton.address import is_wildcard
 from kvbaton.errors import ConfigurationError, KVBatonError
 from kvbaton.registry.base import Registration, RegistryRefused, UnknownDeployment, UnknownInstance
 from kvbaton.registry.table import RegistryTable
 from kvbaton.registry.waiting import Waiting
+from kvbaton.secret import Secret, SecretLike, check_exposure
 
 try:
     import uvicorn
@@ -23,6 +25,8 @@ try:
     from fastapi.responses import Response
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
+
+    from kvbaton.registry.guard import BodyDiffers, Guard
 except ImportError as error:  # pragma: no cover - needs an environment without the extra
     raise ConfigurationError(
         f"the registry server needs FastAPI and uvicorn ({error}): install kvbaton[registry]"
@@ -104,11 +108,17 @@ def make_app(
     clock: Callable[[], float] = time.monotonic,
     max_body: int = MAX_BODY,
     waiting: Waiting | None = None,
+    secret: Secret | None = None,
 ) -> FastAPI:
-    """Make an app that serves ``table``; every refusal is a 4xx with ``{"error": {"type": ..., "message": ...}}``."""
+    """Make an app that serves ``table``; every refusal is a 4xx with ``{"error": {"type": ..., "message": ...}}``.
+
+    With a ``secret`` only requests that are signed with it are served, but for ``/health``.
+    """
     app = FastAPI(title="kvbaton registry", docs_url=None, redoc_url=None, openapi_url=None)
     lock = threading.Lock()
     waiting = Waiting() if waiting is None else waiting
+    if secret is not None:
+        app.add_middleware(Guard, secret=secret)
 
     @app.exception_handler(RegistryRefused)
     async def refused(request: Request, error: RegistryRefused) -> Response:
@@ -119,6 +129,10 @@ def make_app(
     async def bad_body(request: Request, error: BadBody) -> Response:
         return _error(error.status, error.kind, str(error))
 
+    @app.exception_handler(BodyDiffers)
+    async def body_differs(request: Request, error: BodyDiffers) -> Response:
+        return _error(401, "BodyDiffers", str(error))
+
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:
         # Not in the registry's own form: a client must not read "no such route" as "no such rank".
@@ -126,6 +140,9 @@ def make_app(
 
     @app.get("/health")
     async def health() -> Response:
+        if secret is not None:
+            # Strangers ask this too.
+            return _json(200, {"status": "ok"})
         with lock:
             table.expire(clock())
             return _json(200, {"status": "ok", "ranks": len(table), "deployments": len(table.deployments)})
@@ -187,6 +204,7 @@ class BackgroundServer:
 
     def __init__(self, app: FastAPI, host: str = "127.0.0.1", port: int = 0, drain_seconds: int = 5) -> None:
         self.app = app
+        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         self.host = host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
@@ -212,7 +230,9 @@ class BackgroundServer:
     @property
     def url(self) -> str:
         """Where it answers, for this host: ``http://host:port``."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        host = self.host
+        if is_wildcard(host):
+            host = "::1" if ":" in host else "127.0.0.1"
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def start(self) -> None:
@@ -246,13 +266,27 @@ class BackgroundServer:
 
 
 class RegistryServer(BackgroundServer):
-    """The registry's HTTP server, with a table of its own; used as a context manager, or with `start` and `stop`."""
+    """The registry's HTTP server, with a table of its own; used as a context manager, or with `start` and `stop`.
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, ttl: float = 10.0) -> None:
+    ``secret`` is what it shares with its clients, by default what the environment says (`kvbaton.secret`). Without one
+    ``host`` must be a loopback address, unless ``insecure`` allows another (else `ConfigurationError`).
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        ttl: float = 10.0,
+        *,
+        secret: SecretLike | None = None,
+        insecure: bool = False,
+    ) -> None:
+        shared = Secret.of(secret)
+        check_exposure("registry", (host,), shared, insecure=insecure)
         # Generations go on growing when a registry is restarted in the same place.
         self.table = RegistryTable(ttl, generation=time.time_ns() // 1_000_000)
         self._waiting = Waiting()
-        super().__init__(make_app(self.table, waiting=self._waiting), host, port)
+        super().__init__(make_app(self.table, waiting=self._waiting, secret=shared), host, port)
 
     def stop(self) -> None:
         """Answer those who wait for a room, then stop."""

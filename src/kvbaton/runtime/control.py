@@ -18,6 +18,7 @@ from typing import Any
 
 import zmq
 
+from kvbaton.runtime.curve import Keys
 from kvbaton.runtime.dialled import Dialled
 from kvbaton.runtime.interfaces import ControlHandler
 from kvbaton.runtime.listener import Listener
@@ -37,11 +38,22 @@ FAULT_PAUSE = 0.1
 class ControlPlane:
     """Carries frames between ranks and runs everything that is posted to it on one thread.
 
-    ``bind`` is the host to listen on, or None for a rank that only dials. `endpoint` is the address to advertise.
+    ``bind`` is the host to listen on, or None for a rank that only dials. `endpoint` is the address to advertise. With
+    ``keys`` (see `kvbaton.runtime.curve`) only peers that have one of these secrets are spoken with: the first is used,
+    and the others are tried where it is refused.
     """
 
-    def __init__(self, name: str, settings: Settings, *, bind: str | None, advertise: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        *,
+        bind: str | None,
+        advertise: str | None = None,
+        keys: tuple[Keys, ...] = (),
+    ) -> None:
         self._settings = settings
+        self._keys = keys
         self._context = zmq.Context(io_threads=1)
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = Wake()
@@ -59,11 +71,11 @@ class ControlPlane:
         """Errors of our own that the loop survived; each was logged."""
         if bind is not None:
             try:
-                self._listener = Listener(self._context, settings, bind, advertise or bind, self._tell_lost)
+                self._listener = Listener(self._context, settings, bind, advertise or bind, keys, self._tell_lost)
             except BaseException:
                 self._release()
                 raise
-            self._watch(self._listener, self._listener.router, self._listener.monitor)
+            self._watch(self._listener, *self._listener.sockets)
         self._thread = threading.Thread(target=self._run, name=f"kvbaton-control-{name}", daemon=True)
 
     @property
@@ -113,8 +125,7 @@ class ControlPlane:
         Raises `AddressError` for a text that is no ``tcp://host:port``.
         """
         key = f"out:{endpoint}#{next(self._numbers)}"
-        dialled = self._dialled[key] = Dialled(self._context, self._settings, endpoint, key)
-        self._watch(dialled, dialled.socket, dialled.monitor)
+        self._begin(Dialled(self._context, self._settings, endpoint, key, self._keys))
         return key
 
     def send(self, peer: str, frame: bytes) -> None:
@@ -133,8 +144,14 @@ class ControlPlane:
     def hang_up(self, peer: str, linger_milliseconds: int = 0) -> None:
         """Close the connection of a peer that we dialled; nothing is reported."""
         dialled = self._dialled.pop(peer, None)
-        if dialled is None:
-            return
+        if dialled is not None:
+            self._end(dialled, linger_milliseconds)
+
+    def _begin(self, dialled: Dialled) -> None:
+        self._dialled[dialled.key] = dialled
+        self._watch(dialled, dialled.socket, dialled.monitor)
+
+    def _end(self, dialled: Dialled, linger_milliseconds: int) -> None:
         for socket in (dialled.socket, dialled.monitor):
             self._poller.unregister(socket)
             del self._by_socket[socket]
@@ -159,6 +176,16 @@ class ControlPlane:
             self._tell_lost(peer, reason)
         elif self._listener is not None and peer.startswith("in:"):
             self._listener.give_up(peer, reason)
+
+    def _refused(self, dialled: Dialled, reason: str) -> None:
+        """A peer does not share the secret that was tried: try the next one, or give it up."""
+        assert self._handler is not None
+        self.hang_up(dialled.key)
+        following = dialled.with_next_secret()
+        if following is not None:
+            self._begin(following)
+        else:
+            self._handler.on_refused(dialled.key, reason)
 
     def _tell_lost(self, peer: str, reason: str) -> None:
         assert self._handler is not None
@@ -221,7 +248,9 @@ class ControlPlane:
             owner.read(socket, self._take)
         elif owner is not None:
             reason = owner.read(socket, self._take)
-            if reason:
+            if reason and owner.refused:
+                self._refused(owner, reason)
+            elif reason:
                 self._lost(owner.key, reason)
 
     def _release(self) -> None:

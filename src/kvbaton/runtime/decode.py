@@ -149,6 +149,10 @@ class DecodeSide(Side[ReceiverRoom]):
         """A prefill rank is gone."""
         self._sources.on_disconnected(peer, reason)
 
+    def on_refused(self, peer: str, reason: str) -> None:
+        """A prefill rank does not share our secret."""
+        self._sources.on_refused(peer, reason)
+
     def stop_looking(self) -> None:
         """See `Side.stop_looking`."""
         self._finder.shut()

@@ -10,22 +10,48 @@ from zmq.utils.monitor import recv_monitor_message
 
 from kvbaton.address import Endpoint
 from kvbaton.errors import AddressError
+from kvbaton.runtime.curve import FAILED_HANDSHAKES, Keys, refusal, secure_dialler
 from kvbaton.runtime.settings import Settings
 from kvbaton.runtime.sockets import FRAMES_PER_TURN, Take, configure
 
 
 class Dialled:
-    """Connects at once, in the background. Raises `AddressError` for a text that is no ``tcp://host:port``."""
+    """Connects at once, in the background, by the first of ``keys`` if there are any.
 
-    def __init__(self, context: zmq.Context[Any], settings: Settings, endpoint: str, key: str) -> None:
+    Raises `AddressError` for a text that is no ``tcp://host:port``, and for a wildcard.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], settings: Settings, endpoint: str, key: str, keys: tuple[Keys, ...] = ()
+    ) -> None:
         scheme, _, where = endpoint.partition("://")
-        if scheme != "tcp" or Endpoint.parse(where).port is None:
+        address = Endpoint.parse(where) if scheme == "tcp" else None
+        if address is None or address.port is None:
             raise AddressError(f"control endpoint {endpoint!r} is not of the form tcp://host:port")
+        if address.is_wildcard:
+            raise AddressError(
+                f"control endpoint {endpoint!r} stands for every address of a machine, so that we would reach "
+                "ourselves: pass advertise= on the side that registered it"
+            )
         self.key = key
+        self.refused = False
+        """Whether the peer does not share the secret that was tried."""
         self.socket = context.socket(zmq.DEALER)
-        configure(self.socket, settings)
+        configure(self.socket, settings, encrypted=bool(keys))
+        if keys:
+            secure_dialler(self.socket, keys[0])
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+        self.monitor = self.socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED | FAILED_HANDSHAKES
+        )
+        self._context = context
+        self._settings = settings
+        self._keys = keys
+        self._unproven: list[bytes] | None = [] if len(keys) > 1 else None
+        """What was sent before the peer has shown that it shares the secret, while another one may be tried."""
+        self._greeted = False
+        """Whether the handshake is over."""
+        self._refusal = ""
         self._endpoint = endpoint
         self._give_up = time.monotonic() + settings.connect_seconds
         self._queued_frames = settings.queued_frames
@@ -39,12 +65,34 @@ class Dialled:
     def send(self, frame: bytes) -> None:
         """Queue a frame. Raises `zmq.ZMQError` if the queue is full."""
         self.socket.send(frame, zmq.NOBLOCK)
+        if self._unproven is not None:
+            self._unproven.append(frame)
+
+    def with_next_secret(self) -> Dialled | None:
+        """A new connection by the next secret, with all that was sent; None if there is none.
+
+        To be called once this one is closed.
+        """
+        if self._unproven is None:
+            return None
+        following = Dialled(self._context, self._settings, self._endpoint, self.key, self._keys[1:])
+        for frame in self._unproven:
+            following.send(frame)
+        return following
 
     def read(self, socket: Any, take: Take) -> str:
         """Read ``socket``, one of the two, which is readable. Returns why the connection is lost, or an empty text."""
         disconnected = False
         if socket is self.monitor:
-            if recv_monitor_message(self.monitor)["event"] != zmq.EVENT_CONNECT_RETRIED:
+            event = recv_monitor_message(self.monitor)
+            if event["event"] & FAILED_HANDSHAKES and self._greeted:
+                return f"its control connection {self._endpoint} brought bytes that were changed on their way"
+            if event["event"] & FAILED_HANDSHAKES:
+                # What follows is the news of the end.
+                self._refusal, self.refused = refusal(event["event"], event["value"], have_secret=bool(self._keys))
+            elif event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._greeted, self._unproven = True, None
+            elif event["event"] != zmq.EVENT_CONNECT_RETRIED:
                 disconnected = True
             elif time.monotonic() > self._give_up:
                 return f"nothing answers at its control endpoint {self._endpoint}"
@@ -58,7 +106,9 @@ class Dialled:
                 break
             take(self.key, frames)
         # The endpoint may belong to another process from now on: a new connection needs a new handshake.
-        return f"its control connection {self._endpoint} closed" if disconnected and not self._closed else ""
+        if not disconnected or self._closed:
+            return ""
+        return self._refusal or f"its control connection {self._endpoint} closed"
 
     def close(self, linger_milliseconds: int) -> None:
         """Close both sockets."""

@@ -20,6 +20,9 @@ class ControlHandler(Protocol):
     def on_disconnected(self, peer: str, reason: str) -> None:
         """The connection of ``peer`` is gone; its key is never used again."""
 
+    def on_refused(self, peer: str, reason: str) -> None:
+        """``peer``, which we dialled, does not share our secret: told instead of `on_disconnected`."""
+
     def on_turn(self, now: float) -> float | None:
         """Called at least once per turn of the loop; returns when it wants the next turn at the latest (seconds)."""
 

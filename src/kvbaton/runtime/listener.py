@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +12,11 @@ from zmq.utils.monitor import recv_monitor_message
 
 from kvbaton.address import Endpoint
 from kvbaton.errors import ConfigurationError
+from kvbaton.runtime.curve import FAILED_HANDSHAKES, Doorkeeper, Keys, breach
 from kvbaton.runtime.settings import Settings
 from kvbaton.runtime.sockets import FRAMES_PER_TURN, Take, configure
+
+logger = logging.getLogger(__name__)
 
 CLOSED = "its control connection closed"
 
@@ -21,7 +26,8 @@ class Listener:
 
     A peer is known by the identity that the ROUTER gave it; its key is ``"in:<identity>"``. The monitor tells of
     descriptors only, so each frame is used to learn which peer a descriptor belongs to. ``lost`` is told, once for each
-    peer, that its connection is gone, after its last frame was taken.
+    peer, that its connection is gone, after its last frame was taken. With ``keys`` only those come in who have one of
+    these secrets; `refused` counts the others, by reason.
 
     Raises `ConfigurationError` if the address cannot be bound.
     """
@@ -32,6 +38,7 @@ class Listener:
         settings: Settings,
         bind: str,
         advertise: str,
+        keys: tuple[Keys, ...],
         lost: Callable[[str, str], None],
     ) -> None:
         self._queued_frames = settings.queued_frames
@@ -43,18 +50,28 @@ class Listener:
         self._leaving: dict[bytes, None] = {}
         """Peers whose connection is closed, and whose last frames are still to be read."""
         self.router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-        configure(self.router, settings)
+        configure(self.router, settings, encrypted=bool(keys))
         self.router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.refused: Counter[str] = Counter()
+        self._doorkeeper = Doorkeeper(context, self.router, keys) if keys else None
         try:
             self.router.bind(Endpoint(bind, 0).url.rpartition(":")[0] + ":*")
         except zmq.ZMQError as error:
             self.router.close(0)
+            if self._doorkeeper is not None:
+                self._doorkeeper.close()
             raise ConfigurationError(
                 f"control plane: cannot bind {bind}: {error}; pass an address of this host"
             ) from None
         port = int(self.router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0").rsplit(":", 1)[1])
         self.endpoint = Endpoint(advertise, port).url
-        self.monitor = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self.monitor = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKES)
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """What is to be polled, and then given to `read`."""
+        door = () if self._doorkeeper is None else (self._doorkeeper.socket,)
+        return (self.router, self.monitor, *door)
 
     @property
     def busy(self) -> bool:
@@ -66,9 +83,11 @@ class Listener:
         self.router.send_multipart([_identity(peer), frame], zmq.NOBLOCK)
 
     def read(self, socket: Any, take: Take) -> None:
-        """Read ``socket``, one of the two, which is readable."""
+        """Read ``socket``, one of `sockets`, which is readable."""
         if socket is self.monitor:
             self._read_monitor()
+        elif self._doorkeeper is not None and socket is self._doorkeeper.socket:
+            self._doorkeeper.answer()
         else:
             self._read_router(take, FRAMES_PER_TURN)
 
@@ -91,10 +110,12 @@ class Listener:
             self._lost(peer, reason)
 
     def close(self, linger_milliseconds: int) -> None:
-        """Close both sockets."""
+        """Close all sockets."""
         self.router.disable_monitor()
         self.monitor.close(0)
         self.router.close(linger_milliseconds)
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
 
     def _read_router(self, take: Take, limit: int) -> None:
         for _ in range(limit):
@@ -126,6 +147,9 @@ class Listener:
     def _read_monitor(self) -> None:
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)
+            if event["event"] & FAILED_HANDSHAKES:
+                self._count_refusal(breach(event["event"], event["value"], have_secret=self._doorkeeper is not None))
+                continue
             descriptor = int(event["value"])
             if event["event"] == zmq.EVENT_ACCEPTED:
                 self._open_descriptors.add(descriptor)
@@ -135,6 +159,12 @@ class Listener:
             if identity is not None:
                 self._descriptor_of_identity.pop(identity, None)
                 self._leaving[identity] = None
+
+    def _count_refusal(self, reason: str) -> None:
+        self.refused[reason] += 1
+        # The first of each kind is worth a line; strangers could fill the log with the rest.
+        level = logging.WARNING if self.refused[reason] == 1 else logging.DEBUG
+        logger.log(level, "control plane: somebody at %s was not let in: %s", self.endpoint, reason)
 
 
 def _key(identity: bytes) -> str:

@@ -21,6 +21,7 @@ from kvbaton.registry import HttpRegistry, Registration, RegistryClient
 from kvbaton.runtime.announcer import Announcer, AnnouncerThread
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.control import ControlPlane
+from kvbaton.runtime.curve import keys_of
 from kvbaton.runtime.decode import DecodeSide
 from kvbaton.runtime.digests import check_memory
 from kvbaton.runtime.membership import Membership
@@ -31,6 +32,7 @@ from kvbaton.runtime.rooms import Receiver, Sender
 from kvbaton.runtime.settings import Settings
 from kvbaton.runtime.threads import Threads
 from kvbaton.runtime.transports import instance_of, make_transports
+from kvbaton.secret import Secret, SecretLike, check_exposure
 from kvbaton.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,9 @@ class Manager:
     by name, as text: ``{"nixl": {"executor": "packed"}}``. ``bind`` is the host to listen on, and ``advertise`` the
     host that peers are told (needed when ``bind`` is a wildcard). ``destination_index`` of ``destinations`` says which
     of the decode ranks that serve one room together this one is; by default what its coords say: all of tp, pp and cp
-    serve it together.
+    serve it together. ``secret`` is what all ranks and the registry share, 16 bytes or more; by default what
+    ``KVBATON_SECRET`` or the file ``KVBATON_SECRET_FILE`` say. Without one ``bind`` and ``advertise`` must be loopback
+    addresses (docs/security.md).
 
     Raises `LayoutError` if the layout does not hold together, `ConfigurationError` for arguments that do not fit,
     `TransportUnavailable` if none of the transports can reach this memory, and `RegistryError` if a prefill rank
@@ -75,6 +79,7 @@ class Manager:
         advertise: str | None = None,
         destination_index: int | None = None,
         destinations: int | None = None,
+        secret: SecretLike | None = None,
         settings: Settings | None = None,
     ) -> None:
         if role not in ("prefill", "decode"):
@@ -100,15 +105,19 @@ class Manager:
         self.instance = instance_of(transports)
         """Names this life of the rank: a restarted rank has another."""
         host = advertised(bind, advertise)
+        self._secret = Secret.of(secret)
+        check_exposure(role, (bind, host), self._secret, insecure=settings.insecure)
+        keys = keys_of(self._secret)
         self._closed = threading.Event()
-        self._registry = HttpRegistry(registry) if isinstance(registry, str) else registry
+        self._registry = HttpRegistry(registry, secret=self._secret) if isinstance(registry, str) else registry
         self._registry_name = registry if isinstance(registry, str) else "the given registry"
         self._clients: dict[str, RegistryClient] = {}
         self._transports, left_out = make_transports(
             transports, transport_options or {}, self.instance, regions, bind, host
         )
         try:
-            self._control = ControlPlane(role, settings, bind=bind if role == "prefill" else None, advertise=host)
+            listens = bind if role == "prefill" else None
+            self._control = ControlPlane(role, settings, bind=listens, advertise=host, keys=keys)
         except BaseException:
             for transport in self._transports.values():
                 transport.close()
@@ -219,7 +228,9 @@ class Manager:
             if self._registry is None:
                 raise ConfigurationError(f"decode: room {room}: pass source=, the url of the prefill side's registry")
             return self.side.open_room(room, self._registry_name, self._registry, dp_rank, digest)
-        client = self._clients.setdefault(source, HttpRegistry(source))
+        client = self._clients.get(source)
+        if client is None:
+            client = self._clients.setdefault(source, HttpRegistry(source, secret=self._secret))
         return self.side.open_room(room, source, client, dp_rank, digest)
 
     def close(self) -> None:

@@ -45,6 +45,8 @@ class Settings:
     digest: bool = False
     """Whether rooms are checked by digests: success means then that every byte is the right one. Costs a pass over the
     bytes on each side. The decode side decides, and may decide otherwise for a room (`Manager.receiver`)."""
+    insecure: bool = False
+    """Whether addresses beyond loopback may be bound and advertised without a secret: see docs/security.md."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """How long a room may stay in each state."""
 

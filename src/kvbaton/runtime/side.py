@@ -104,6 +104,10 @@ class Side(ABC, Generic[Entry]):
     def on_disconnected(self, peer: str, reason: str) -> None:
         """A peer is gone."""
 
+    def on_refused(self, peer: str, reason: str) -> None:
+        """A peer that we dialled does not share our secret."""
+        self.on_disconnected(peer, reason)
+
     @abstractmethod
     def peers(self) -> tuple[PeerRank, ...]:
         """The ranks of the other side that passed the handshake. On any thread."""

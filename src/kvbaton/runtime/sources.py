@@ -7,7 +7,14 @@ from typing import Protocol
 
 import msgspec
 
-from kvbaton.errors import DeadlineExceeded, KVBatonError, PeerLost, TransferAborted, TransportError
+from kvbaton.errors import (
+    AuthenticationError,
+    DeadlineExceeded,
+    KVBatonError,
+    PeerLost,
+    TransferAborted,
+    TransportError,
+)
 from kvbaton.protocol import Action, DecodeCore, Refused, Welcome
 from kvbaton.protocol.failures import Failure
 from kvbaton.protocol.handshake import check_welcome, make_hello, refusal
@@ -136,6 +143,15 @@ class Sources:
         """Close the connection of a prefill rank, as if it were gone."""
         self._context.hang_up(peer)
         self.on_disconnected(peer, reason)
+
+    def on_refused(self, peer: str, reason: str) -> None:
+        """A prefill rank does not share our secret."""
+        source = self._source_of_peer.get(peer)
+        if source is not None:
+            registered = source.links[peer].part.registration
+            where = f"prefill rank {registered.coords} at {registered.endpoint}"
+            self._fail(source, AuthenticationError(f"{where} does not share our secret: {reason}"))
+            self.on_disconnected(peer, reason)
 
     def on_disconnected(self, peer: str, reason: str) -> None:
         """A prefill rank is gone."""

@@ -12,9 +12,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kvbaton.address import is_wildcard
 from kvbaton.engines.base import Engine, Role, Tokenizer
 from kvbaton.errors import ConfigurationError
 from kvbaton.registry.server import RegistryServer
+from kvbaton.secret import Secret, check_exposure
 from kvbaton.serve.app import make_app
 from kvbaton.serve.processes import PDCluster, ProcessFailed, free_ports
 from kvbaton.serve.refusals import Refusals, add_routes
@@ -35,6 +37,8 @@ def run_prefill(
     port: int = 30000,
     bootstrap_port: int = 8998,
     *,
+    bind: str | None = None,
+    advertise: str | None = None,
     served_model_name: str = "",
     drain_seconds: float = 10.0,
     build: EngineBuilder | None = None,
@@ -42,9 +46,12 @@ def run_prefill(
 ) -> None:
     """Serve prefill until SIGTERM or SIGINT, with the registry of this server at ``bootstrap_port``.
 
-    ``options`` go to the engine. Raises `ConfigurationError` for what cannot be used: an address, the model, an option.
+    ``bind`` is where the registry and the ports between ranks listen (``host`` by default), ``advertise`` what other
+    ranks are told. ``options`` go to the engine. Raises `ConfigurationError` for what cannot be used: an address, the
+    model, an option; and for addresses beyond loopback without a secret.
     """
-    registry = RegistryServer(host, bootstrap_port)
+    options = _with_addresses(options, bind, advertise)
+    registry = RegistryServer(bind or host, bootstrap_port)
     refusals = Refusals()
     add_routes(registry.app, refusals)
     with registry:
@@ -56,12 +63,15 @@ def run_decode(
     host: str = "127.0.0.1",
     port: int = 30001,
     *,
+    bind: str | None = None,
+    advertise: str | None = None,
     served_model_name: str = "",
     drain_seconds: float = 10.0,
     build: EngineBuilder | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Serve decode until SIGTERM or SIGINT; each request says where its prefill side is."""
+    """Serve decode until SIGTERM or SIGINT; each request says where its prefill side is. Arguments as `run_prefill`."""
+    options = _with_addresses(options, bind, advertise)
     _serve("decode", model, host, port, None, None, served_model_name, drain_seconds, build, options)
 
 
@@ -98,7 +108,8 @@ def run_router(
 def run_registry(host: str = "127.0.0.1", port: int = 8998, tell: Callable[[str], None] = print) -> None:
     """Run a registry by itself until SIGTERM or SIGINT. Raises `ConfigurationError` if the address cannot be used."""
     with _stop_signal() as stop, RegistryServer(host, port) as server:
-        tell(f"registry at {server.url}; Ctrl-C stops it")
+        where = f"port {server.port} of every address" if is_wildcard(server.host) else server.url
+        tell(f"registry at {where}; Ctrl-C stops it")
         stop.wait()
 
 
@@ -182,6 +193,7 @@ def _serve(
                 **(options or {}),
                 "manager_options": {"bind": host, **(options or {}).get("manager_options", {})},
             }
+        _check_exposure(role, (options or {}).get("manager_options", {}))
     stop_with_parent()
     _check_model(model)
     # What takes long comes last: an address in use or a model without files is told at once.
@@ -203,6 +215,19 @@ def _serve(
                     run_server(app, listener, drain_seconds)
             finally:
                 engine.close()
+
+
+def _check_exposure(role: Role, manager_options: Mapping[str, Any]) -> None:
+    """What a `Manager` would refuse too, but only when the model is loaded."""
+    hosts = (manager_options.get("bind"), manager_options.get("advertise"))
+    check_exposure(role, [host for host in hosts if host is not None], Secret.of(None), insecure=False)
+
+
+def _with_addresses(options: Mapping[str, Any] | None, bind: str | None, advertise: str | None) -> Mapping[str, Any]:
+    """The engine's options with these addresses of its managers, where they are given."""
+    given = {name: text for name, text in (("bind", bind), ("advertise", advertise)) if text is not None}
+    options = options or {}
+    return {**options, "manager_options": {**options.get("manager_options", {}), **given}} if given else options
 
 
 def _check_model(model: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,6 +18,8 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from kvbaton.errors import KVBatonError
+from kvbaton.registry import HttpRegistry
 from kvbaton.registry.server import BodyTooLarge, read_body
 
 _MAX_BODY = 16384
@@ -106,12 +107,12 @@ def add_routes(app: FastAPI, refusals: Refusals) -> None:
 
 def report(source: str, room: int, refusal: Refusal) -> None:
     """Tell the prefill side at ``source`` that this side refused a room. Blocks; a failure is nobody's concern."""
-    _ask(urllib.request.Request(_url(source, room), data=msgspec.json.encode(refusal), method="POST"))
+    _ask(source, "POST", room, msgspec.json.encode(refusal))
 
 
 def look_up(source: str, room: int) -> Refusal | None:
     """Ask the prefill side at ``source`` whether it refused a room. Blocks; None also if it cannot be asked."""
-    body = _ask(urllib.request.Request(_url(source, room)))
+    body = _ask(source, "GET", room)
     try:
         return _decode(body) if body else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -124,14 +125,8 @@ def _decode(body: bytes) -> Refusal:
     return refusal if 400 <= refusal.status <= 599 else refusal._replace(status=503)
 
 
-def _url(source: str, room: int) -> str:
-    return f"{source}/v1/rooms/{room}/refusal"
-
-
-def _ask(request: urllib.request.Request) -> bytes | None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _ask(source: str, method: str, room: int, body: bytes | None = None) -> bytes | None:
     try:
-        with opener.open(request, timeout=_TIMEOUT) as answer:
-            return bytes(answer.read(_MAX_BODY))
-    except (OSError, ValueError):
+        return HttpRegistry(source, _TIMEOUT).ask(method, f"/v1/rooms/{room}/refusal", body)
+    except KVBatonError:
         return None

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from kvbaton.address import is_wildcard
 from kvbaton.errors import AddressError, TransportError, TransportUnavailable
 from kvbaton.transport.wire import Dialect, greet
 
@@ -84,6 +85,8 @@ def reach(
     """A tuned connection to ``peer``, greeted as ``writer``, within ``seconds``. Raises `TransportUnavailable`."""
     where = f"peer {peer} at {host} port {port}"
     end = time.monotonic() + seconds
+    if is_wildcard(host):
+        raise TransportUnavailable(f"cannot connect to {where}: that is every address of a machine; advertise one")
     try:
         sock = socket.create_connection((host, port), timeout=seconds)
     except (OSError, UnicodeError) as error:

@@ -155,7 +155,7 @@ class Inbound(abc.ABC):
         """Tell a writer, before it greeted, that there is no room; without waiting for it."""
         with contextlib.suppress(OSError):
             sock.setblocking(False)
-            wire.send_answer(sock, self._dialect, wire.FULL, self._instance)
+            wire.say_full(sock, self._dialect)
             sock.shutdown(socket.SHUT_WR)
             # A reset, which follows where something is left unread, may overtake the answer.
             sock.recv(wire.MAX_GREETING)
@@ -180,7 +180,8 @@ class Inbound(abc.ABC):
 
     def _greeted(self, connection: Connection) -> bool:
         sock = connection.sock
-        greeting = wire.read_greeting(sock, self._dialect, self._token)
+        reception = wire.Reception(sock, self._dialect, self._token)
+        greeting = reception.read()
         status = wire.ACCEPTED
         if greeting.version != self._dialect.version:
             status = wire.WRONG_VERSION
@@ -196,7 +197,7 @@ class Inbound(abc.ABC):
             if self.gate.refuses(greeting.instance):
                 status = wire.FENCED
                 self._count("fenced")
-        wire.send_answer(sock, self._dialect, status, self._instance)
+        reception.answer(status, self._instance)
         if status == wire.ACCEPTED:
             tune(sock)
         return status == wire.ACCEPTED

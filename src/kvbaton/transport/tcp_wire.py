@@ -28,7 +28,7 @@ from kvbaton.transport.wire import (
     take_acks,
 )
 
-TCP = Dialect("tcp", b"KVBATON\n", 1)
+TCP = Dialect("tcp", b"KVBATON\n", 2)
 FRAME = b"KVBF"
 SLAB = 1 << 20
 """Bytes of payload that are packed and sent, or received and unpacked, at a time."""

@@ -1,15 +1,18 @@
 """What connections of transports have in common: greeting with a token, tables of boxes, bounded reads.
 
-One connection carries writes in one direction. The writer greets, the receiver answers; what follows is the dialect's.
-All numbers are little-endian. What is read here comes from the network and is bounded and checked.
+One connection carries writes in one direction. The receiver begins with a nonce, the writer greets, the receiver
+answers; each proves to the other that it knows the token of the receiver's descriptor, which is itself never sent here.
+What follows is the dialect's. All numbers are little-endian. What is read here comes from the network and is bounded
+and checked.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -27,7 +30,7 @@ MAX_UNITS = 65536
 """Units that one frame may have. With `MAX_BOXES` it bounds the tables that a receiver holds to some 850 KiB."""
 MAX_ERROR = 512
 
-ACCEPTED, WRONG_VERSION, WRONG_TOKEN, FENCED, FULL = range(5)
+ACCEPTED, WRONG_VERSION, WRONG_TOKEN, FENCED, FULL, BEGIN = range(6)
 REFUSALS = {
     WRONG_VERSION: "it speaks another version of the {} transport; install the same kvbaton on both sides",
     WRONG_TOKEN: "its token differs: another process listens at that address now; get its new descriptor",
@@ -37,10 +40,13 @@ REFUSALS = {
 
 WAIT_ALL = getattr(socket, "MSG_WAITALL", 0)
 
-_GREETING = struct.Struct(f"<8sH{TOKEN_BYTES}sB")
-_ANSWER = struct.Struct("<8sHBB")
 _ACK = struct.Struct("<qH")
-MAX_GREETING = _GREETING.size + MAX_INSTANCE
+_PROOF_BYTES = 32
+_GREETING = struct.Struct(f"<H{_PROOF_BYTES}s{_PROOF_BYTES}sB")
+"""After the magic: version, the writer's nonce and proof, the length of its instance id, and that."""
+_ANSWER = struct.Struct(f"<HB{_PROOF_BYTES}sB")
+"""After the magic: version, status, the receiver's proof (to begin with, its nonce), the length of its id, and that."""
+MAX_GREETING = 8 + _GREETING.size + MAX_INSTANCE
 """Bytes of a greeting."""
 
 Instance = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_INSTANCE)]
@@ -54,6 +60,8 @@ class Dialect(NamedTuple):
     name: str
     magic: bytes
     version: int
+    refusals: Mapping[int, str] = REFUSALS
+    """What the statuses of refusals mean, for people."""
 
 
 class Greeting(NamedTuple):
@@ -99,37 +107,79 @@ def receive(sock: socket.socket, nbytes: int) -> bytes:
     return bytes(buffer)
 
 
+def _prove(token: bytes, side: bytes, dialect: Dialect, nonces: bytes, instance: bytes) -> bytes:
+    """What only those can say who know the token, and only about these nonces."""
+    return hmac.digest(token, b"kvbaton " + side + dialect.magic + nonces + instance, "sha256")
+
+
 def greet(sock: socket.socket, dialect: Dialect, instance: str, token: bytes, wanted: str) -> None:
     """The writer's half of the handshake with the instance ``wanted``.
 
     Raises `TransportError` if the peer refuses or is another one, ``EOFError`` or ``OSError`` if the connection ends.
     """
-    name = instance.encode()
-    sock.sendall(_GREETING.pack(dialect.magic, dialect.version, token, len(name)) + name)
-    magic, version, status, length = _ANSWER.unpack(receive(sock, _ANSWER.size))
-    if magic != dialect.magic:
+    theirs, _ = _read_answer(sock, dialect, BEGIN)
+    name, mine = instance.encode(), secrets.token_bytes(_PROOF_BYTES)
+    proof = _prove(token, b"writer", dialect, theirs + mine, name)
+    sock.sendall(dialect.magic + _GREETING.pack(dialect.version, mine, proof, len(name)) + name)
+    proof, answered = _read_answer(sock, dialect, ACCEPTED)
+    if not hmac.compare_digest(proof, _prove(token, b"receiver", dialect, theirs + mine, answered)):
+        raise TransportError("what answers there does not know the token of its descriptor: it is another process")
+    if answered != wanted.encode():
+        there = answered.decode(errors="replace")
+        raise TransportError(f"instance {there} answered instead of {wanted}; get its new descriptor")
+
+
+def _read_answer(sock: socket.socket, dialect: Dialect, expected: int) -> tuple[bytes, bytes]:
+    """The proof, or nonce, and the name in an answer of status ``expected``. Raises `TransportError` for another."""
+    if receive(sock, len(dialect.magic)) != dialect.magic:
         raise TransportError(f"what answers there does not speak the {dialect.name} transport of kvbaton")
-    answered = receive(sock, length).decode(errors="replace")
-    if status != ACCEPTED:
-        reason = REFUSALS.get(status, f"status {status}").format(dialect.name)
+    version, status, proof, length = _ANSWER.unpack(receive(sock, _ANSWER.size))
+    if status != expected:
+        reason = dialect.refusals.get(status, f"status {status}").format(dialect.name)
         raise TransportError(f"the peer (version {version}, here {dialect.version}) refused: {reason}")
-    if answered != wanted:
-        raise TransportError(f"instance {answered} answered instead of {wanted}; get its new descriptor")
+    return proof, receive(sock, length)
 
 
-def read_greeting(sock: socket.socket, dialect: Dialect, token: bytes) -> Greeting:
-    """The receiver's half. Raises ``ValueError`` for bytes that are no greeting, ``EOFError`` or ``OSError``."""
-    magic, version, theirs, length = _GREETING.unpack(receive(sock, _GREETING.size))
-    if magic != dialect.magic or not length:
-        raise ValueError("not a greeting")
-    # UnicodeDecodeError is a ValueError.
-    return Greeting(version, receive(sock, length).decode(), hmac.compare_digest(theirs, token))
+class Reception:
+    """The receiver's half of the handshake: begins it at once, then `read`, then `answer`.
+
+    Each may raise ``OSError``.
+    """
+
+    def __init__(self, sock: socket.socket, dialect: Dialect, token: bytes) -> None:
+        self._sock = sock
+        self._dialect = dialect
+        self._token = token
+        self._nonces = secrets.token_bytes(_PROOF_BYTES)
+        _send_answer(sock, dialect, BEGIN, self._nonces, b"")
+
+    def read(self) -> Greeting:
+        """What the writer said. Raises ``ValueError`` for bytes that are no greeting, ``EOFError`` at the end."""
+        if receive(self._sock, len(self._dialect.magic)) != self._dialect.magic:
+            raise ValueError("not a greeting")
+        version, nonce, proof, length = _GREETING.unpack(receive(self._sock, _GREETING.size))
+        if not length:
+            raise ValueError("not a greeting")
+        name = receive(self._sock, length)
+        self._nonces += nonce
+        authentic = hmac.compare_digest(proof, _prove(self._token, b"writer", self._dialect, self._nonces, name))
+        # UnicodeDecodeError is a ValueError.
+        return Greeting(version, name.decode(), authentic)
+
+    def answer(self, status: int, instance: str) -> None:
+        """Answer; who we are is told, and proven, only to those who know the token."""
+        name = instance.encode() if status == ACCEPTED else b""
+        proof = _prove(self._token, b"receiver", self._dialect, self._nonces, name) if name else bytes(_PROOF_BYTES)
+        _send_answer(self._sock, self._dialect, status, proof, name)
 
 
-def send_answer(sock: socket.socket, dialect: Dialect, status: int, instance: str) -> None:
-    """Answer a greeting; the instance is told only to those who have the token."""
-    name = instance.encode() if status == ACCEPTED else b""
-    sock.sendall(_ANSWER.pack(dialect.magic, dialect.version, status, len(name)) + name)
+def say_full(sock: socket.socket, dialect: Dialect) -> None:
+    """Tell a writer, in place of the beginning, that there is no room. Raises ``OSError``."""
+    _send_answer(sock, dialect, FULL, bytes(_PROOF_BYTES), b"")
+
+
+def _send_answer(sock: socket.socket, dialect: Dialect, status: int, proof: bytes, name: bytes) -> None:
+    sock.sendall(dialect.magic + _ANSWER.pack(dialect.version, status, proof, len(name)) + name)
 
 
 def cut(transfers: Iterable[Transfer], nbytes: int) -> Iterator[Transfer]:

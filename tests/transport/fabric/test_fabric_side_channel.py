@@ -266,7 +266,7 @@ class Impostor:
         host, port = self.listener.getsockname()
         described = side.decode_descriptor(target.describe(), "memory")
         self.descriptor = msgspec.msgpack.encode(msgspec.structs.replace(described, host=host, port=port))
-        self.dialect = target._dialect
+        self.dialect, self.token = target._dialect, described.token
         self.welcome = welcome or side.Welcome(target.fabric.describe(), False, 4096, (0, 1), ("host",))
         self.sock = None
 
@@ -277,8 +277,9 @@ class Impostor:
             with contextlib.suppress(ConnectionError):
                 drip(self.sock, 0.2)
             return
-        wire.read_greeting(self.sock, self.dialect, bytes(16))
-        wire.send_answer(self.sock, self.dialect, wire.ACCEPTED, "target")
+        reception = wire.Reception(self.sock, self.dialect, self.token)
+        reception.read()
+        reception.answer(wire.ACCEPTED, "target")
         side.read(self.sock, side.Hello, side.MAX_HELLO)
         if isinstance(self.welcome, bytes):
             self.sock.sendall(self.welcome)
