@@ -166,7 +166,7 @@ def test_a_stranger_s_body_is_not_even_read(server: RegistryServer) -> None:
 def test_a_clock_that_is_wrong_is_told_with_both_times(server: RegistryServer, seconds: float) -> None:
     client = HttpRegistry(server.url, secret=ONE)
     client._signer = Signer(SECRET, lambda: time.time() + seconds)
-    with pytest.raises(RegistryUnauthorized, match=r"sender's clock said 20.*registry's says 20.*360\.\d s apart"):
+    with pytest.raises(RegistryUnauthorized, match=r"clock said 20.*registry's says 20.*\d+\.\d s apart.*300 s"):
         client.topology()
 
 

@@ -58,7 +58,7 @@ def greeting(target, *, magic=tcp_wire.TCP.magic, version=tcp_wire.TCP.version, 
 
 def nonce_of(sock):
     magic, version, status, nonce, length = BEGINNING.unpack(sock.recv(BEGINNING.size, socket.MSG_WAITALL))
-    assert (magic, version, status, length) == (*tcp_wire.TCP[1:], wire.BEGIN, 0)
+    assert (magic, version, status, length) == (tcp_wire.TCP.magic, tcp_wire.TCP.version, wire.BEGIN, 0)
     return nonce
 
 

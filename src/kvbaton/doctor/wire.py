@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import threading
 import time
 from typing import Annotated, TypeVar, Union
 
@@ -14,6 +13,7 @@ from msgspec import Meta
 
 from kvbaton.errors import ProtocolError, TransportError
 from kvbaton.secret import VARIABLE, Secret
+from kvbaton.transport.dial import cut_off_after
 from kvbaton.transport.wire import ACCEPTED, FULL, WRONG_TOKEN, WRONG_VERSION, Dialect, Reception, greet, say_full
 
 VERSION = 1
@@ -105,26 +105,16 @@ def prove(sock: socket.socket, token: bytes) -> None:
 
 def shares_secret(sock: socket.socket, token: bytes, seconds: float) -> bool:
     """Whether a visitor shows within so many seconds that it shares the secret; it is answered either way."""
-    # From outside: a timeout on each read would let it drip bytes for ever.
-    guard = threading.Timer(seconds, _cut_off, (sock,))
-    guard.daemon = True
-    guard.start()
     try:
-        reception = Reception(sock, _SECRET, token)
-        said = reception.read()
-        same_version = said.version == _SECRET.version
-        status = WRONG_VERSION if not same_version else ACCEPTED if said.authentic else WRONG_TOKEN
-        reception.answer(status, _NAME)
-        return status == ACCEPTED
+        with cut_off_after(sock, seconds):
+            reception = Reception(sock, _SECRET, token)
+            said = reception.read()
+            same_version = said.version == _SECRET.version
+            status = WRONG_VERSION if not same_version else ACCEPTED if said.authentic else WRONG_TOKEN
+            reception.answer(status, _NAME)
+            return status == ACCEPTED
     except (OSError, EOFError, ValueError):
         return False
-    finally:
-        guard.cancel()
-
-
-def _cut_off(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 def send(sock: socket.socket, message: Message) -> None:

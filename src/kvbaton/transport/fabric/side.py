@@ -28,7 +28,7 @@ from kvbaton.transport.wire import (
     receive_into,
 )
 
-VERSION = 2
+VERSION = 3
 MAX_HELLO = 4096
 MAX_OVER = 64
 """Connections that a hello speaks of."""
