@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kvbaton.errors import RoomError
+from kvbaton.errors import DigestMismatch, RoomError
 from kvbaton.layout import PAGED, SLOT, window
 from kvbaton.protocol import (
+    CheckDigests,
     ComponentNeed,
     Deadlines,
     DecodeCore,
@@ -35,6 +36,7 @@ from kvbaton.protocol import (
     rows_from_bytes,
     rows_to_bytes,
 )
+from kvbaton.protocol.failures import Failure
 
 DEADLINES = Deadlines(offer_wait=60, transfer=40, drain=6, parked_offers=6, parked_seconds=20)
 WINDOW = 8
@@ -53,10 +55,11 @@ class Faults:
     wrong_tokens: float = 0.0
     lost_chunk: float = 0.0
     never_finish: float = 0.0
+    wrong_digest: float = 0.0
 
 
 CALM = Faults()
-STORM = Faults(repeat=0.1, cut=0.02, death=0.05, abort=0.15, write_error=0.02, slow_write=0.1)
+STORM = Faults(repeat=0.1, cut=0.02, death=0.05, abort=0.15, write_error=0.02, slow_write=0.1, wrong_digest=0.02)
 SLIPS = Faults(repeat=0.1, wrong_tokens=0.05, lost_chunk=0.1, never_finish=0.05)
 """Engines that do not keep their word."""
 
@@ -95,6 +98,7 @@ class Life:
     landed: dict = field(default_factory=lambda: defaultdict(set))
     origins: dict = field(default_factory=lambda: defaultdict(set))
     in_flight: int = 0
+    readers: int = 0
     delivered: list = field(default_factory=list)
 
 
@@ -251,8 +255,23 @@ class World:
                 self.send(self.links[action.peer], action.message, to_prefill=True)
             elif isinstance(action, FencePeer):
                 self.cut(self.links[action.peer])
+            elif isinstance(action, CheckDigests):
+                self.compare(rank, core, action)
             elif core is self.decodes[rank]:
                 self.note("decode", rank, action)
+
+    def compare(self, rank, core, action):
+        """The rows of a room are read for a while, to see whether they have the right digests."""
+        life = self.lives_of["decode", rank, action.room]
+        assert not life.released, f"rows of room {life.room} are read after their release"
+        life.readers += 1
+        failure = Failure(DigestMismatch, "another digest") if self.chance("wrong_digest") else None
+
+        def compared():
+            life.readers -= 1
+            self.perform_decode(rank, core.checked(action, failure, self.now), core)
+
+        self.after(25 if self.chance("slow_write") else 4, compared)
 
     def note(self, side, rank, action):
         life = self.lives_of[side, rank, action.room]
@@ -264,6 +283,7 @@ class World:
             life.released = True
             if side == "decode":
                 assert life.in_flight == 0, f"rows of room {life.room} were released under a write"
+                assert life.readers == 0, f"rows of room {life.room} were released while they were read"
         elif isinstance(action, RoomChanged):
             assert not life.status.terminal, f"a room in {life.status} changed to {action.status}"
             life.status = action.status
@@ -401,13 +421,20 @@ class World:
         if life is None:
             return
         life.tokens, life.prefix = tokens, prefix
+        digest = self.random.random() < 0.5
 
         def offer():
             if life.closed:
                 return
             rows = Rows(rows_to_bytes([life.number]))
             actions = self.decodes[rank].offer(
-                room, dict.fromkeys(("kv", "swa", "gdn"), rows), tokens, self.now, prefix=prefix, aux_row=life.number
+                room,
+                dict.fromkeys(("kv", "swa", "gdn"), rows),
+                tokens,
+                self.now,
+                prefix=prefix,
+                aux_row=life.number,
+                digest=digest,
             )
             self.perform_decode(rank, actions)
             self.maybe_abort("decode", rank, life, 2)

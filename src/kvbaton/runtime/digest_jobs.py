@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from kvbaton.copy import NATIVE
 from kvbaton.plan import Pages, PairPlan
 from kvbaton.protocol import StartWrite
 from kvbaton.runtime.context import Context
@@ -16,7 +17,7 @@ from kvbaton.transport.base import Completion
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE_BYTES = 128 << 10
+AT_ONCE_BYTES = 128 << 10 if NATIVE else 2 << 10
 """What is made on the control thread: it takes as long as a message or two."""
 AT_A_TIME = 2
 """Digests in the background: some of its threads stay free for handshakes."""
