@@ -7,11 +7,12 @@ if [ ! -x "${RDMA_VM:-}/rdma-vm" ]; then
     echo "test-rdma: skipped, ${RDMA_VM:-RDMA_VM (which is not set)} has no rdma-vm; name its folder: make test-rdma RDMA_VM=folder"
     exit 0
 fi
-tests=(tests/transport/fabric/test_*_rdma.py)
 status=0
-for test in "${tests[@]}"; do
-    echo "test-rdma: $test"
+for library in nixl mooncake; do
+    echo "test-rdma: $library"
+    # One library to a machine: each in a process of its own.
     "$RDMA_VM/rdma-vm" --venv "${VENV:-.venv}" --project . --timeout "${RDMA_TIMEOUT:-1500}" -e PYTHONPATH=src -- \
-        python -m pytest -v --timeout=600 -p no:cacheprovider "$test" "$@" || status=$?
+        python -m pytest -v --timeout=600 -p no:cacheprovider -k "$library" \
+        tests/transport/fabric/test_fabric_rdma.py "tests/transport/fabric/test_${library}_rdma.py" "$@" || status=$?
 done
 exit $status

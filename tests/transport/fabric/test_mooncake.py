@@ -1,15 +1,16 @@
 """The adapter over the vendor's engine, over TCP, with the peer in a process of its own."""
 
-import signal
-
 import msgspec
 import numpy as np
 import pytest
 from fabric_ends import let_go
-from mooncake_process import CANARY, MISSING, TCP, Owner, Relay, finish, pieces
+from mooncake_process import MISSING, TCP, Relay, engine, give_back, port, take_away
+from owner_process import Owner, finish, pieces
+from peer_process import go_on, stand_still
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
+from kvbaton.transport.conformance.case import CANARY
 from kvbaton.transport.fabric import descriptor
 from kvbaton.transport.fabric.mooncake.adapter import MooncakeFabric
 from kvbaton.transport.fabric.mooncake.descriptor import MooncakeDescriptor
@@ -37,7 +38,7 @@ def start():
     running = []
 
     def make(nbytes=SIZE):
-        running.append(Owner(nbytes))
+        running.append(Owner(engine, nbytes))
         return running[-1]
 
     yield make
@@ -117,14 +118,14 @@ def test_killed_peer_ends_every_handle_and_a_new_one_is_reached(fabric, owner, p
 
 
 def test_revoked_memory_fails_its_write_only_and_the_peer_comes_back(fabric, owner, peer):
-    assert owner.ask("take away", 1) == 0
+    assert owner.ask(take_away, 1) == 0
     fabric.post(peer, pieces([0, 1], [0, 1], 4096, region=1), 1)
     fabric.post(peer, pieces(np.arange(100), np.arange(100), 4096), 2)
     refused, fine = finish(fabric, 1, 2)
     assert "2 of 2 writes to peer owner" in refused
     assert fine == ""
     assert peer.alive is False
-    assert owner.ask("give back", 1) == 0
+    assert owner.ask(give_back, 1) == 0
     assert let_go(fabric, peer)
     again = fabric.connect(owner.descriptor, "owner")
     assert again.alive is True
@@ -137,7 +138,7 @@ def test_process_that_took_the_place_of_another_is_reached(fabric, start):
     # A port cannot be listened at again for a minute after its process was killed: here the relay's stays the same.
     with Relay() as relay:
         old, new = start(MIB), start(MIB)
-        relay.port = old.port
+        relay.port = old.ask(port)
         described = [
             msgspec.structs.replace(MooncakeDescriptor.decode(owner.descriptor, "owner"), port=relay.own_port).encode()
             for owner in (old, new)
@@ -145,7 +146,7 @@ def test_process_that_took_the_place_of_another_is_reached(fabric, start):
         fabric.post(fabric.connect(described[0], "old"), pieces([0], [0], MIB), 1)
         assert finish(fabric, 1) == [""]
         old.kill()
-        relay.port = new.port
+        relay.port = new.ask(port)
         with pytest.raises(TransportUnavailable, match="taken its place"):
             fabric.connect(described[0], "old")
         fabric.post(fabric.connect(described[1], "new"), pieces([0], [0], MIB), 2)
@@ -155,14 +156,14 @@ def test_process_that_took_the_place_of_another_is_reached(fabric, start):
 
 def test_post_does_not_wait_for_a_peer_that_stands_still(fabric, owner, peer):
     other = fabric.connect(owner.descriptor, "owner")
-    owner.signal(signal.SIGSTOP)
+    stand_still(owner.process)
     fabric.post(peer, pieces(np.arange(32), np.arange(32), MIB), 1)
     fabric.post(other, pieces(np.arange(1000), np.arange(1000), 1024), 2)
     assert fabric.poll() == []
     # What the library got it still may read; the rest is taken back. Both are reported when nothing is read any more.
     assert fabric.disconnect(other) is False
     assert fabric.poll() == []
-    owner.signal(signal.SIGCONT)
+    go_on(owner.process)
     done, dropped = finish(fabric, 1, 2)
     assert done == ""
     assert "was closed" in dropped

@@ -1,76 +1,27 @@
-"""Mooncake over RDMA: queue pairs between two devices with a link between them, and faults of that link.
+"""What Mooncake alone does over RDMA: a link that is down, memory that comes back, TCP that it may not take.
 
-Runs where there are soft-RoCE devices rxe0 and rxe1 on the interfaces v0 and v1 and the right to break the link between
-them: `make test-rdma` makes such a machine.
+See `test_fabric_rdma` for what it has in common with others.
 """
 
 import contextlib
-import os
-import subprocess
-from pathlib import Path
+import time
+from functools import partial
 
 import numpy as np
 import pytest
-
-if os.environ.get("RDMA_VM") != "1":
-    pytest.skip("this machine has no RDMA devices to break: make test-rdma", allow_module_level=True)
-
 from fabric_ends import let_go
-from mooncake_process import (
-    CANARY,
-    MISSING,
-    PLACES,
-    Owner,
-    destination,
-    engine,
-    eventually,
-    finish,
-    pieces,
-    receive,
-    started,
-    transport,
-)
+from mooncake_process import MISSING, PLACES, engine, give_back, take_away
+from owner_process import Owner, finish, pieces
+from peer_process import eventually
+from rdma_link import HERE, THERE, link_down, link_up, sent
 
-from kvbaton.errors import TransportError, TransportUnavailable
+from kvbaton.errors import TransportUnavailable
 from kvbaton.memory import Region
-from kvbaton.transport.conformance import Conformance, NotApplicable
-from kvbaton.transport.conformance.case import rows
+from kvbaton.transport.conformance.case import CANARY
 from kvbaton.transport.fabric.mooncake.adapter import MooncakeFabric
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 MIB = 1 << 20
-RDMA_MTU = 4096
-
-
-def packets(device):
-    """Packets that a device has sent so far."""
-    return int(Path(f"/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts").read_text())
-
-
-@contextlib.contextmanager
-def sent(nbytes):
-    """Fails unless as many packets as ``nbytes`` need left the device of this side, and some came from the other.
-
-    The library falls back to TCP in silence: the data would arrive all the same.
-    """
-    before = packets("rxe0"), packets("rxe1")
-    yield
-    assert packets("rxe0") - before[0] >= nbytes // RDMA_MTU, "the bytes did not go over RDMA"
-    assert packets("rxe1") > before[1], "the other device acknowledged nothing"
-
-
-def run(*command):
-    subprocess.run(command, check=True, timeout=60)
-
-
-@contextlib.contextmanager
-def link_with(*faults):
-    """The link loses or delays packets meanwhile."""
-    run("tc", "qdisc", "add", "dev", "v1", "root", "netem", *faults)
-    try:
-        yield
-    finally:
-        run("tc", "qdisc", "del", "dev", "v1", "root")
 
 
 @pytest.fixture
@@ -80,7 +31,7 @@ def data():
 
 @pytest.fixture
 def here(data):
-    fabric = engine("here", "rxe0")
+    fabric = engine("here", HERE)
     fabric.register([Region.of(data), Region.of(data.copy())])
     yield fabric
     fabric.close()
@@ -88,9 +39,8 @@ def here(data):
 
 @pytest.fixture
 def owner():
-    owner = Owner(2 * MIB, "rxe1")
-    yield owner
-    owner.kill()
+    with Owner(partial(engine, place=THERE), 2 * MIB) as owner:
+        yield owner
 
 
 @pytest.fixture
@@ -98,38 +48,13 @@ def peer(here, owner):
     return here.connect(owner.descriptor, "owner")
 
 
-@pytest.mark.parametrize("check", Conformance.names())
-@pytest.mark.parametrize("executor", ["packed", "direct"])
-def test_promise_is_kept_over_rdma(executor, check):
-    def make(instance):
-        return transport(executor, instance, "rxe0" if instance.startswith("writer") else "rxe1")
-
-    before = packets("rxe0") + packets("rxe1")
-    try:
-        Conformance(make, timeout=240.0).run(check)
-    except NotApplicable as missing:
-        pytest.skip(f"{executor}: {missing}")
-    print(f"{executor} {check}: {packets('rxe0') + packets('rxe1') - before} packets")
-
-
-@pytest.mark.parametrize("faults", [(), ("loss", "0.5%"), ("delay", "2ms")], ids=["whole", "loss", "delay"])
-@pytest.mark.parametrize("piece", [512, 65536])
-def test_content_arrives_over_the_link(here, owner, peer, data, faults, piece):
-    order = np.random.default_rng(piece).permutation(len(data) // piece)
-    with link_with(*faults) if faults else contextlib.nullcontext(), sent(len(data) // 2):
-        here.post(peer, pieces(order[::2], order[1::2], piece), 1)
-        assert finish(here, 1) == [""]
-    wanted = np.full((len(order), piece), CANARY, np.uint8)
-    wanted[order[1::2]] = data.reshape(-1, piece)[order[::2]]
-    np.testing.assert_array_equal(owner.content().reshape(-1, piece), wanted)
-
-
 def test_link_that_goes_down_for_a_second(here, owner, peer, data):
     everything = np.arange(len(data) // 4096)
     here.post(peer, pieces(everything, everything, 4096), 1)
-    run("ip", "link", "set", "v0", "down")
+    link_down()
     here.post(peer, pieces([0], [1], 4096, region=1), 2)
-    run("bash", "-c", "sleep 1; ip link set v0 up; bash /run/rdma-vm/net.sh")
+    time.sleep(1.0)
+    link_up()
     first, second = finish(here, 1, 2)
     print(f"in the middle of it: {first or 'no error'}; posted while it was down: {second or 'no error'}")
     if not first:
@@ -153,42 +78,17 @@ def test_link_that_goes_down_for_a_second(here, owner, peer, data):
 
 
 def test_memory_that_the_peer_takes_away_and_gives_back(here, owner, peer):
-    assert owner.ask("take away", 1) == 0
+    assert owner.ask(take_away, 1) == 0
     here.post(peer, pieces(np.arange(8), np.arange(8), 4096, region=1), 1)
     assert "8 of 8 writes to peer owner" in finish(here, 1)[0]
     assert peer.alive is False
     assert (owner.content(1) == CANARY).all()
-    assert owner.ask("give back", 1) == 0
+    assert owner.ask(give_back, 1) == 0
     assert let_go(here, peer)
     again = here.connect(owner.descriptor, "owner")
     here.post(again, pieces([3], [4], 4096, region=1), 2)
     assert finish(here, 2) == [""]
     assert (owner.content(1)[4 * 4096 : 5 * 4096] != CANARY).all()
-
-
-def test_killed_destination_ends_every_ticket_and_a_new_one_is_reached():
-    # Soft-RoCE takes the library's number of retries as "for ever": the writes themselves never end, their tickets do.
-    source = np.ones(4 * MIB, np.uint8)
-    here = transport("direct", "here", "rxe0")
-    here.register([Region.of(source)])
-    everything = np.arange(64)
-    with started(destination, "direct", 4 * MIB, "rxe1") as (process, connection):
-        peer = here.connect(receive(connection))
-        for ticket in range(16):
-            here.write(peer, [rows(65536, everything, everything)], ticket)
-        process.kill()
-        ended = {}
-        assert eventually(lambda: ended.update(dict(here.poll())) or len(ended) == 16)
-        assert any(ended.values()), "the peer was killed with tickets outstanding, but all of them succeeded"
-        assert eventually(lambda: not peer.alive)
-        with pytest.raises(TransportError):
-            here.write(peer, [rows(65536, [0], [0])], 100)
-        here.disconnect(peer)
-    with started(destination, "direct", 4 * MIB, "rxe1") as (_, connection):
-        here.write(here.connect(receive(connection)), [rows(65536, [3], [4])], 200)
-        assert eventually(lambda: ended.update(dict(here.poll())) or 200 in ended)
-        assert ended[200] == ""
-    here.close()
 
 
 def test_peer_without_rdma_is_refused(here):

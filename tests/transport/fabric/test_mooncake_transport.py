@@ -3,24 +3,16 @@
 import os
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
-from mooncake_process import (
-    CANARY,
-    MISSING,
-    ROW,
-    destination,
-    eventually,
-    receive,
-    started,
-    transport,
-    writer,
-)
+from mooncake_process import MISSING, transport
+from peer_process import ROW, content, destination, eventually, receive, started, writer
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
-from kvbaton.transport.conformance.case import rows
+from kvbaton.transport.conformance.case import CANARY, rows
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 MIB = 1 << 20
@@ -45,17 +37,11 @@ def ended(here, count):
     return found
 
 
-def content(connection):
-    connection.send("content")
-    assert connection.poll(60)
-    return np.frombuffer(connection.recv_bytes(), np.uint8)
-
-
 def test_a_hundred_thousand_small_pieces_in_one_write(here, executor):
     source = np.random.default_rng(1).integers(0, CANARY, 100_000 * 256, dtype=np.uint8)
     here.register([Region.of(source)])
     order = np.random.default_rng(2).permutation(100_000)
-    with started(destination, executor, 100_000 * 512, "tcp") as (_, connection):
+    with started(destination, partial(transport, executor), 100_000 * 512) as (_, connection):
         peer = here.connect(receive(connection))
         here.write(peer, [rows(256, order, order[::-1], stride=512)], 1)
         assert ended(here, 1) == {1: ""}
@@ -68,7 +54,7 @@ def test_killed_destination_ends_every_ticket_and_a_new_one_is_reached(here, exe
     source = np.ones(32 * MIB, np.uint8)
     here.register([Region.of(source)])
     everything = np.arange(32)
-    with started(destination, executor, 32 * MIB, "tcp") as (process, connection):
+    with started(destination, partial(transport, executor), 32 * MIB) as (process, connection):
         descriptor = receive(connection)
         peer = here.connect(descriptor)
         for ticket in range(100):
@@ -84,7 +70,7 @@ def test_killed_destination_ends_every_ticket_and_a_new_one_is_reached(here, exe
         with pytest.raises(TransportError):
             here.write(peer, [rows(ROW, [0], [0])], 1000)
         here.disconnect(peer)
-    with started(destination, executor, 32 * MIB, "tcp") as (_, connection):
+    with started(destination, partial(transport, executor), 32 * MIB) as (_, connection):
         here.write(here.connect(receive(connection)), [rows(ROW, [3], [4])], 2000)
         assert ended(here, 1) == {2000: ""}
         assert (content(connection)[4 * ROW : 5 * ROW] == 1).all()
@@ -93,7 +79,7 @@ def test_killed_destination_ends_every_ticket_and_a_new_one_is_reached(here, exe
 def test_killed_writer_can_be_fenced(here, executor):
     memory = np.full(8 * MIB, CANARY, np.uint8)
     here.register([Region.of(memory)])
-    with started(writer, executor, 8 * MIB, here.describe()) as (process, connection):
+    with started(writer, partial(transport, executor), 8 * MIB, here.describe()) as (process, connection):
         here.admit(receive(connection))
         connection.send("go")
         assert eventually(lambda: memory[-1] not in (CANARY, 0)), "nothing was written"
@@ -108,7 +94,7 @@ def test_killed_writer_can_be_fenced(here, executor):
 def test_living_writer_is_fenced(here, executor):
     memory = np.full(8 * MIB, CANARY, np.uint8)
     here.register([Region.of(memory)])
-    with started(writer, executor, 8 * MIB, here.describe()) as (_, connection):
+    with started(writer, partial(transport, executor), 8 * MIB, here.describe()) as (_, connection):
         here.admit(receive(connection))
         connection.send("go")
         assert eventually(lambda: memory[-1] not in (CANARY, 0)), "nothing was written"
@@ -122,7 +108,7 @@ def test_peers_that_come_and_die_leave_no_more_than_their_lanes(here, executor):
     here.register([Region.of(np.zeros(ROW, np.uint8))])
     threads, descriptors = set(), []
     for ticket in range(4):
-        with started(destination, executor, ROW, "tcp") as (process, connection):
+        with started(destination, partial(transport, executor), ROW) as (process, connection):
             peer = here.connect(receive(connection))
             here.write(peer, [rows(ROW, [0], [0])], ticket)
             assert ended(here, 1) == {ticket: ""}

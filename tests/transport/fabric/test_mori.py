@@ -1,17 +1,19 @@
 """The mori fabric on the library itself: on AMD hardware, or in a bed without it (`make test-mori`)."""
 
-import contextlib
 import importlib.util
-import multiprocessing
 import os
 import signal
 import socket
 import time
+from functools import partial
 
-import mori_process
 import numpy as np
+import peer_process
 import pytest
 from fabric_ends import let_go
+from mori_process import engine, take_away, taken_port, transport
+from owner_process import Owner
+from peer_process import LIMIT, eventually, go_on, receive, stand_still, started
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
@@ -23,49 +25,12 @@ from kvbaton.transport.fabric.mori.adapter import MoriFabric
 if importlib.util.find_spec("mori") is None:
     pytest.skip("amd-mori is not installed here: see `make test-mori`", allow_module_level=True)
 
-SPAWN = multiprocessing.get_context("spawn")
-LIMIT = 60.0
 MIB = 1 << 20
 OPTIONS = {
     "one queue pair": {},
     "four queue pairs, four threads": {"qp_per_transfer": "4", "num_worker_threads": "4"},
     "two queue pairs, events": {"qp_per_transfer": "2", "poll_cq_mode": "event"},
 }
-
-
-@contextlib.contextmanager
-def started(function, *arguments):
-    """A running process and the connection to it; killed at the end, come what may."""
-    here, there = SPAWN.Pipe()
-    process = SPAWN.Process(target=function, args=(*arguments, there), daemon=True)
-    process.start()
-    there.close()
-    try:
-        yield process, here
-    finally:
-        process.kill()
-        process.join()
-        here.close()
-
-
-def receive(connection):
-    assert connection.poll(LIMIT), "the other process did not answer"
-    return connection.recv()
-
-
-def content(connection, word="content"):
-    connection.send(word)
-    assert connection.poll(LIMIT), "the other process did not answer"
-    return np.frombuffer(connection.recv_bytes(), dtype=np.uint8)
-
-
-def eventually(condition):
-    limit = time.monotonic() + LIMIT
-    while not condition():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 @pytest.fixture(params=OPTIONS)
@@ -123,9 +88,7 @@ def end(fabric, handles):
 @pytest.mark.parametrize("executor", ["packed", "direct", "auto"])
 @pytest.mark.parametrize("check", Conformance.names())
 def test_promise_is_kept_by_the_library(check, executor):
-    suite = Conformance(
-        lambda instance: mori_process.transport(instance, executor, {"qp_per_transfer": "2"}), timeout=60
-    )
+    suite = Conformance(partial(transport, executor, {"qp_per_transfer": "2"}), timeout=60)
     try:
         suite.run(check)
     except NotApplicable as missing:
@@ -133,22 +96,22 @@ def test_promise_is_kept_by_the_library(check, executor):
 
 
 def test_scattered_writes_land_in_another_process(writer, options):
-    with started(mori_process.fabric, options, 4 * MIB) as (_, connection):
-        peer = writer.connect(receive(connection), "destination")
+    with Owner(partial(engine, options), 4 * MIB) as owner:
+        peer = writer.connect(owner.descriptor, "owner")
         writes = scattered(4096, 500, 4 * MIB)
         posts = list(cut(writes, writer.limits.writes))
         assert len(posts) <= writer.limits.posts
         for handle, some in enumerate(posts):
             writer.post(peer, some, handle)
         assert set(end(writer, len(posts)).values()) == {""}
-        np.testing.assert_array_equal(content(connection), applied(writes, writer.source, 4 * MIB))
+        np.testing.assert_array_equal(owner.content(), applied(writes, writer.source, 4 * MIB))
         assert peer.alive
         assert let_go(writer, peer)
 
 
 def test_as_much_as_the_limits_allow_never_fills_a_queue(writer, options):
-    with started(mori_process.fabric, options, 32 * MIB) as (_, connection):
-        peer = writer.connect(receive(connection), "destination")
+    with Owner(partial(engine, options), 32 * MIB) as owner:
+        peer = writer.connect(owner.descriptor, "owner")
         limits = writer.limits
         for turn in range(3):
             for handle in range(limits.posts):
@@ -157,70 +120,66 @@ def test_as_much_as_the_limits_allow_never_fills_a_queue(writer, options):
 
 
 def test_a_peer_killed_in_the_middle_of_writes_fails_them(writer, options):
-    with started(mori_process.fabric, options, 32 * MIB) as (process, connection):
-        descriptor = receive(connection)
-        peer = writer.connect(descriptor, "destination")
+    with Owner(partial(engine, options), 32 * MIB) as owner:
+        peer = writer.connect(owner.descriptor, "owner")
         everything = np.array([0]), np.array([0]), np.array([32 * MIB])
         for handle in range(writer.limits.posts):
             writer.post(peer, Writes(0, 0, *everything), handle)
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(owner.process.pid, signal.SIGKILL)
         ended = end(writer, writer.limits.posts)
         assert any(ended.values()), "the peer was killed with writes under way, but all of them succeeded"
-        assert all("destination" in error for error in ended.values() if error)
+        assert all("owner" in error for error in ended.values() if error)
         assert not peer.alive
-        with pytest.raises(TransportError, match="destination"):
+        with pytest.raises(TransportError, match="owner"):
             writer.post(peer, Writes(0, 0, *everything), 1000)
         with pytest.raises(TransportUnavailable):
-            writer.connect(descriptor, "destination")
+            writer.connect(owner.descriptor, "owner")
         assert let_go(writer, peer)
     # Another life of it is another peer.
-    with started(mori_process.fabric, options, 4 * MIB) as (_, connection):
-        peer = writer.connect(receive(connection), "destination")
+    with Owner(partial(engine, options), 4 * MIB) as owner:
+        peer = writer.connect(owner.descriptor, "owner")
         writes = scattered(100, 500, 4 * MIB)
         writer.post(peer, writes, 2000)
         assert end(writer, 1) == {2000: ""}
-        np.testing.assert_array_equal(content(connection), applied(writes, writer.source, 4 * MIB))
+        np.testing.assert_array_equal(owner.content(), applied(writes, writer.source, 4 * MIB))
 
 
 def test_a_process_that_comes_again_at_its_port_is_another_peer(writer, options):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     there = {**options, "port": str(port)}
-    with started(mori_process.fabric, there, MIB) as (_, connection):
-        old = receive(connection)
-        peer = writer.connect(old, "destination")
+    with Owner(partial(engine, there), MIB) as owner:
+        old = owner.descriptor
+        peer = writer.connect(old, "owner")
         writes = scattered(100, 500, MIB)
         writer.post(peer, writes, 1)
         assert end(writer, 1) == {1: ""}
-    with started(mori_process.fabric, there, MIB) as (_, connection):
-        descriptor = receive(connection)
+    with Owner(partial(engine, there), MIB) as owner:
         with pytest.raises(TransportUnavailable):
-            writer.connect(old, "destination")
-        assert (content(connection) == CANARY).all()
-        again = writer.connect(descriptor, "destination")
+            writer.connect(old, "owner")
+        assert (owner.content() == CANARY).all()
+        again = writer.connect(owner.descriptor, "owner")
         writer.post(again, writes, 2)
         assert end(writer, 1) == {2: ""}
-        np.testing.assert_array_equal(content(connection), applied(writes, writer.source, MIB))
+        np.testing.assert_array_equal(owner.content(), applied(writes, writer.source, MIB))
 
 
 def test_memory_that_the_peer_gave_up_fails_the_write_and_the_peer_can_be_connected_to_again(writer, options):
-    with started(mori_process.fabric, options, MIB) as (_, connection):
-        descriptor = receive(connection)
-        peer = writer.connect(descriptor, "destination")
-        content(connection, "give up")
+    with Owner(partial(engine, options), MIB) as owner:
+        peer = writer.connect(owner.descriptor, "owner")
+        owner.ask(take_away, 0)
         writer.post(peer, scattered(100, 500, MIB), 1)
         assert end(writer, 1)[1]
         assert not peer.alive
-        assert (content(connection) == CANARY).all()
+        assert (owner.content() == CANARY).all()
         # Its memory is gone for good, and said to be.
         with pytest.raises(TransportUnavailable):
-            writer.connect(descriptor, "destination")
+            writer.connect(owner.descriptor, "owner")
 
 
 def test_a_broken_connection_to_a_living_peer_is_made_anew(writer, options):
-    with started(mori_process.fabric, options, MIB) as (_, connection):
-        descriptor = receive(connection)
-        first = writer.connect(descriptor, "destination")
+    with Owner(partial(engine, options), MIB) as owner:
+        first = writer.connect(owner.descriptor, "owner")
         # A key that the peer does not know: its NIC refuses, and the queue pairs are dead.
         session = first.route.session(1, 1)
         own = writer._engine
@@ -230,12 +189,12 @@ def test_a_broken_connection_to_a_living_peer_is_made_anew(writer, options):
         own.memories[1] = own.engine.register_memory(
             writer.source.ctypes.data, writer.source.nbytes, -1, own.io.MemoryLocationType.CPU
         )
-        second = writer.connect(descriptor, "destination")
+        second = writer.connect(owner.descriptor, "owner")
         assert second.route is not first.route
         writes = scattered(100, 500, MIB)
         writer.post(second, writes, 1)
         assert end(writer, 1) == {1: ""}
-        np.testing.assert_array_equal(content(connection), applied(writes, writer.source, MIB))
+        np.testing.assert_array_equal(owner.content(), applied(writes, writer.source, MIB))
         assert not first.alive
 
 
@@ -260,22 +219,22 @@ def test_every_pair_of_regions_can_be_written_to_while_the_peer_is_stopped():
     writer = MoriFabric("writer")
     sources = [np.full(64, number, np.uint8) for number in range(20)]
     writer.register([Region.of(source) for source in sources])
-    with started(mori_process.fabric, {}, MIB) as (process, connection):
-        peer = writer.connect(receive(connection), "destination")
-        os.kill(process.pid, signal.SIGSTOP)
+    with Owner(partial(engine, {}), MIB) as owner:
+        peer = writer.connect(owner.descriptor, "owner")
+        stand_still(owner.process)
         for number in range(20):
             writer.post(peer, Writes(number, 0, np.array([0]), np.array([64 * number]), np.array([64])), number)
         # A NIC needs no process; where the library's stand-in does, they end when it goes on.
-        os.kill(process.pid, signal.SIGCONT)
+        go_on(owner.process)
         assert set(end(writer, 20).values()) == {""}
-        np.testing.assert_array_equal(content(connection)[:1280], np.repeat(np.arange(20, dtype=np.uint8), 64))
+        np.testing.assert_array_equal(owner.content()[:1280], np.repeat(np.arange(20, dtype=np.uint8), 64))
     writer.close()
 
 
 def test_a_port_that_is_taken_ends_nobody():
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        started(mori_process.taken_port, taken.getsockname()[1]) as (_, connection),
+        started(taken_port, taken.getsockname()[1]) as (_, connection),
     ):
         assert receive(connection).startswith("AddressError")
 
@@ -298,9 +257,10 @@ def test_engines_that_come_and_go_leave_no_threads_and_files():
 
 @pytest.mark.parametrize("executor", ["packed", "direct"])
 def test_killed_destination_ends_every_ticket(executor):
-    here = mori_process.transport("here", executor, {"qp_per_transfer": "2"})
+    here = transport(executor, {"qp_per_transfer": "2"}, "here")
     here.register([Region.of(np.ones(32 * MIB, dtype=np.uint8))])
-    with started(mori_process.destination, executor, {"qp_per_transfer": "2"}, 32 * MIB) as (process, connection):
+    make = partial(transport, executor, {"qp_per_transfer": "2"})
+    with started(peer_process.destination, make, 32 * MIB) as (process, connection):
         descriptor = receive(connection)
         peer = here.connect(descriptor)
         everything = np.arange(32)
@@ -324,11 +284,11 @@ def test_killed_destination_ends_every_ticket(executor):
 
 @pytest.mark.parametrize("executor", ["packed", "direct"])
 def test_killed_writer_can_be_fenced(executor):
-    here = mori_process.transport("here", executor, {"qp_per_transfer": "2"})
+    here = transport(executor, {"qp_per_transfer": "2"}, "here")
     memory = np.full(8 * MIB, CANARY, dtype=np.uint8)
     here.register([Region.of(memory)])
-    arguments = (executor, {"qp_per_transfer": "2"}, 8 * MIB, here.describe())
-    with started(mori_process.writer, *arguments) as (process, connection):
+    make = partial(transport, executor, {"qp_per_transfer": "2"})
+    with started(peer_process.writer, make, 8 * MIB, here.describe()) as (process, connection):
         here.admit(receive(connection))
         connection.send("go")
         assert eventually(lambda: memory[-1] not in (CANARY, 0)), "nothing was written"

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -13,26 +14,14 @@ import pytest
 pytest.importorskip("nixl_cu13", reason="NIXL is not installed: make setup-fabrics")
 
 from fabric_ends import let_go
-from nixl_peer import (
-    CANARY,
-    LIMIT,
-    SMALL,
-    collect,
-    destination,
-    leaving_writer,
-    pieces,
-    receive,
-    started,
-    stuck_writer,
-    transport_destination,
-    transport_writer,
-)
+from nixl_process import SMALL, engine, leaving_writer, stuck_writer, take_away, transport
+from owner_process import Owner, finish, pieces
+from peer_process import destination, eventually, receive, started, writer
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
-from kvbaton.transport import create
 from kvbaton.transport.conformance import Conformance, NotApplicable
-from kvbaton.transport.conformance.case import rows
+from kvbaton.transport.conformance.case import CANARY, rows
 from kvbaton.transport.fabric import descriptor
 from kvbaton.transport.fabric.nixl.adapter import NixlFabric
 from kvbaton.transport.fabric.nixl.descriptor import NixlDescriptor
@@ -90,13 +79,12 @@ def test_a_hundred_thousand_pieces_in_one_write(here):
     data = source(size * count)
     here.register([Region.of(data)])
     order = np.random.default_rng(2).permutation(count)
-    with started(destination, 2 * size * count) as (_, connection):
-        peer = here.connect(receive(connection), "destination")
-        here.post(peer, pieces(order, size, order[::-1], stride=2 * size), 1)
-        assert collect(here, 1) == {1: ""}
+    with Owner(engine, 2 * size * count) as owner:
+        peer = here.connect(owner.descriptor, "owner")
+        here.post(peer, pieces(order, order[::-1], size, stride=2 * size), 1)
+        assert finish(here, 1) == [""]
         # The content is taken at the time the handle has ended: visibility, not luck.
-        connection.send("content")
-        found = np.frombuffer(connection.recv_bytes(), dtype=np.uint8).reshape(count, 2 * size)
+        found = owner.content().reshape(count, 2 * size)
         assert let_go(here, peer)
     np.testing.assert_array_equal(found[order[::-1], :size], data.reshape(count, size)[order])
     assert (found[:, size:] == CANARY).all()
@@ -106,81 +94,81 @@ def test_threads_of_the_library_post_long_lists(tls):
     data = source(2 * MIB)
     fabric = NixlFabric("here", options={"num_threads": "2"})
     fabric.register([Region.of(data)])
-    with started(destination, 2 * MIB) as (_, connection):
-        peer = fabric.connect(receive(connection), "destination")
-        fabric.post(peer, pieces(np.arange(8192), 256), 1)
-        assert collect(fabric, 1) == {1: ""}
-        connection.send("content")
-        np.testing.assert_array_equal(np.frombuffer(connection.recv_bytes(), dtype=np.uint8), data)
+    everything = np.arange(8192)
+    with Owner(engine, 2 * MIB) as owner:
+        peer = fabric.connect(owner.descriptor, "owner")
+        fabric.post(peer, pieces(everything, everything, 256), 1)
+        assert finish(fabric, 1) == [""]
+        np.testing.assert_array_equal(owner.content(), data)
     fabric.close()
 
 
 def test_peer_that_is_killed_in_the_middle_of_writes(here):
     here.register([Region.of(source(32 * MIB))])
-    everything = pieces(np.arange(16384), 2048)
-    with started(destination, 32 * MIB) as (process, connection):
-        descriptor = receive(connection)
-        peer = here.connect(descriptor, "destination")
+    everything = pieces(np.arange(16384), np.arange(16384), 2048)
+    with Owner(engine, 32 * MIB) as owner:
+        peer = here.connect(owner.descriptor, "owner")
         here.post(peer, everything, 0)
-        assert collect(here, 1) == {0: ""}
+        assert finish(here, 0) == [""]
         for handle in range(1, 4):
             here.post(peer, everything, handle)
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(owner.process.pid, signal.SIGKILL)
         taken = post_until_refused(here, peer, everything, 4)
-        assert sorted(collect(here, taken - 1)) == list(range(1, taken))
+        finish(here, *range(1, taken))
         assert not peer.alive
         # It is not reaped yet: a zombie must count as gone.
         with pytest.raises(TransportUnavailable):
-            here.connect(descriptor, "destination")
+            here.connect(owner.descriptor, "owner")
         assert let_go(here, peer)
         assert here.poll() == []
 
 
 def test_memory_that_the_peer_takes_away(here):
     here.register([Region.of(source(8 * MIB))])
-    everything = pieces(np.arange(4096), 2048)
-    with started(destination, 8 * MIB) as (process, connection):
-        peer = here.connect(receive(connection), "destination")
+    everything = pieces(np.arange(4096), np.arange(4096), 2048)
+    with Owner(engine, 8 * MIB) as owner:
+        peer = here.connect(owner.descriptor, "owner")
         for handle in range(8):
             here.post(peer, everything, handle)
-        connection.send("revoke")
+        owner.connection.send((take_away, 0))
         taken = post_until_refused(here, peer, everything, 8)
-        assert sorted(collect(here, taken)) == list(range(taken))
+        finish(here, *range(taken))
         assert not peer.alive
-        assert connection.poll(30)
-        assert connection.recv() == "revoked"
-        assert process.is_alive()
+        assert receive(owner.connection) is None
+        assert owner.process.is_alive()
         assert let_go(here, peer)
 
 
 def test_more_writes_under_way_than_anybody_needs(here):
     here.register([Region.of(source(MIB))])
-    with started(destination, MIB) as (_, connection):
-        peer = here.connect(receive(connection), "destination")
+    with Owner(engine, MIB) as owner:
+        peer = here.connect(owner.descriptor, "owner")
         for handle in range(1000):
-            here.post(peer, pieces([handle % 256], 4096), handle)
-        assert set(collect(here, 1000).values()) == {""}
+            here.post(peer, pieces([handle % 256], [handle % 256], 4096), handle)
+        assert finish(here, *range(1000)) == [""] * 1000
         assert let_go(here, peer)
 
 
 def test_peer_that_is_stopped_is_not_waited_for_for_ever(tls):
-    with started(destination, 4 * MIB) as (stopped, offered):
-        descriptor = receive(offered)
-        with started(leaving_writer, 4 * MIB, descriptor, stopped.pid) as (process, connection):
-            assert connection.poll(30), "the writer hangs"
-            assert connection.recv() == "freed"
-            process.join(30)
-            assert process.exitcode == 0, "the writer crashed after it had freed its memory"
+    with (
+        Owner(engine, 4 * MIB) as owner,
+        started(leaving_writer, 4 * MIB, owner.descriptor, owner.process.pid) as (process, connection),
+    ):
+        assert connection.poll(30), "the writer hangs"
+        assert connection.recv() == "freed"
+        process.join(30)
+        assert process.exitcode == 0, "the writer crashed after it had freed its memory"
 
 
 def test_writes_that_were_not_taken_back_are_reported_when_they_are_over(tls):
-    with started(destination, 4 * MIB) as (stopped, offered):
-        descriptor = receive(offered)
-        with started(stuck_writer, 4 * MIB, descriptor, stopped.pid) as (process, connection):
-            assert connection.poll(60), "the writer hangs"
-            clean, early, late = connection.recv()
-            process.join(30)
-            assert process.exitcode == 0
+    with (
+        Owner(engine, 4 * MIB) as owner,
+        started(stuck_writer, 4 * MIB, owner.descriptor, owner.process.pid) as (process, connection),
+    ):
+        assert connection.poll(60), "the writer hangs"
+        clean, early, late = connection.recv()
+        process.join(30)
+        assert process.exitcode == 0
     assert sorted(early + late) == list(range(8))
     assert clean is not bool(late), "disconnect must say False exactly if something was left behind"
 
@@ -191,76 +179,67 @@ def executor(request):
 
 
 @pytest.fixture
-def transport(tls, executor):
-    made = create("nixl", instance="here", options={"executor": executor, **SMALL})
+def whole(tls, executor):
+    """The whole transport, and not the fabric alone."""
+    made = transport(executor, "here")
     yield made
     made.close()
 
 
-def test_killed_destination_ends_every_ticket_of_the_transport(executor, transport):
-    transport.register([Region.of(source(4 * MIB))])
-    with started(transport_destination, executor, 4 * MIB) as (process, connection):
-        peer = transport.connect(receive(connection))
+def test_killed_destination_ends_every_ticket_of_the_transport(executor, whole):
+    whole.register([Region.of(source(4 * MIB))])
+    with started(destination, partial(transport, executor), 4 * MIB) as (process, connection):
+        peer = whole.connect(receive(connection))
         everything = np.arange(1024)
         for ticket in range(200):
-            transport.write(peer, [rows(4096, everything, everything)], ticket)
+            whole.write(peer, [rows(4096, everything, everything)], ticket)
         ended = {}
-        assert eventually(lambda: ended.update(transport.poll()) or ended)
+        assert eventually(lambda: ended.update(whole.poll()) or ended)
         os.kill(process.pid, signal.SIGKILL)
-        assert eventually(lambda: ended.update(transport.poll()) or len(ended) == 200)
+        assert eventually(lambda: ended.update(whole.poll()) or len(ended) == 200)
         assert any(ended.values()), "the peer was killed with tickets outstanding, but all of them succeeded"
         assert not peer.alive
-        transport.disconnect(peer)
+        whole.disconnect(peer)
 
 
-def test_killed_writer_can_be_fenced(executor, transport):
+def test_killed_writer_can_be_fenced(executor, whole):
     memory = np.full(4 * MIB, CANARY, dtype=np.uint8)
-    transport.register([Region.of(memory)])
-    with started(transport_writer, executor, 4 * MIB, transport.describe()) as (process, connection):
-        transport.admit(receive(connection))
+    whole.register([Region.of(memory)])
+    with started(writer, partial(transport, executor), 4 * MIB, whole.describe()) as (process, connection):
+        whole.admit(receive(connection))
+        connection.send("go")
         assert eventually(lambda: memory[-1] not in (CANARY, 0)), "nothing was written"
         os.kill(process.pid, signal.SIGKILL)
-        assert eventually(lambda: transport.fence("writer"))
+        assert eventually(lambda: whole.fence("writer"))
         seen = memory.copy()
         time.sleep(0.1)
         np.testing.assert_array_equal(memory, seen)
 
 
-def eventually(condition):
-    limit = time.monotonic() + LIMIT
-    while not condition():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 def test_a_write_outside_the_peers_memory_harms_nothing_else(here):
     here.register([Region.of(source(MIB))])
-    with started(destination, MIB // 2) as (_, connection):
-        peer = here.connect(receive(connection), "destination")
+    with Owner(engine, MIB // 2) as owner:
+        peer = here.connect(owner.descriptor, "owner")
         with pytest.raises(TransportError, match="refused"):
-            here.post(peer, pieces([0, 255], 4096), 1)
+            here.post(peer, pieces([0, 255], [0, 255], 4096), 1)
         assert peer.alive
-        here.post(peer, pieces([127], 4096), 2)
-        assert collect(here, 1) == {2: ""}
-        connection.send("content")
-        assert (np.frombuffer(connection.recv_bytes(), dtype=np.uint8)[:4096] == CANARY).all()
+        here.post(peer, pieces([127], [127], 4096), 2)
+        assert finish(here, 2) == [""]
+        assert (owner.content()[:4096] == CANARY).all()
 
 
 def test_two_connections_to_one_peer_end_apart(here):
     here.register([Region.of(source(MIB))])
-    with started(destination, MIB) as (_, connection):
-        descriptor = receive(connection)
-        first, second = here.connect(descriptor, "destination"), here.connect(descriptor, "destination")
-        here.post(first, pieces([0], 4096), 1)
+    with Owner(engine, MIB) as owner:
+        first, second = here.connect(owner.descriptor, "owner"), here.connect(owner.descriptor, "owner")
+        here.post(first, pieces([0], [0], 4096), 1)
         assert let_go(here, first)
-        here.post(second, pieces([1], 4096), 2)
-        assert collect(here, 2) == {1: "", 2: ""}
+        here.post(second, pieces([1], [1], 4096), 2)
+        assert finish(here, 1, 2) == ["", ""]
         assert let_go(here, second)
-        third = here.connect(descriptor, "destination")
-        here.post(third, pieces([2], 4096), 3)
-        assert collect(here, 1) == {3: ""}
+        third = here.connect(owner.descriptor, "owner")
+        here.post(third, pieces([2], [2], 4096), 3)
+        assert finish(here, 3) == [""]
 
 
 @pytest.fixture
