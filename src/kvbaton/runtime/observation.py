@@ -69,7 +69,7 @@ class Observation:
             for event in _EVENTS
         }
         self._peers: dict[str, _Peer] = {}
-        self._logged: set[Callable[..., None]] = set()
+        self._logged: set[tuple[str, Callable[..., None]]] = set()
         self.detailed = any(self._hearers[event] for event in _DETAILS)
         """Whether somebody hears of each chunk and of what a room goes on to, so that it is worth finding out."""
 
@@ -219,6 +219,6 @@ class Observation:
                 hear(*arguments)
             except Exception:
                 # The first one of each is worth a traceback; an observer may be broken for good.
-                level = logging.DEBUG if hear in self._logged else logging.ERROR
-                self._logged.add(hear)
+                level = logging.DEBUG if (event, hear) in self._logged else logging.ERROR
+                self._logged.add((event, hear))
                 logger.log(level, "%s: an observer failed in %s", self.rank.side, event, exc_info=True)
