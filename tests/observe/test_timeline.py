@@ -2,7 +2,6 @@
 
 import json
 import logging
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -12,6 +11,7 @@ from rank_world import wait, wait_over, wait_released
 from room_pairs import KV, Gate, hand_over, pair, start
 
 from kvbaton import errors
+from kvbaton.cli.main import main
 from kvbaton.observe import Timeline, TraceFolder
 from kvbaton.observe.environment import TRACE_VARIABLE
 from kvbaton.observe.perfetto import trace_of, write_trace
@@ -215,15 +215,16 @@ def test_a_timeline_is_bounded(world):
     check_trace(trace_of(timeline.recordings()))
 
 
-def run(*arguments):
-    command = [sys.executable, "-m", "kvbaton", "trace", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["kvbaton", "trace", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
 
 
-def test_the_command_traces_a_small_run_and_merges_files(tmp_path):
-    done = run("--rooms", 4, "--output", tmp_path / "trace.json")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("3 ranks, 4 rooms: ")
+def test_the_command_traces_a_small_run(tmp_path, monkeypatch, capsys):
+    assert run(monkeypatch, "--rooms", 4, "--output", tmp_path / "trace.json") == 0
+    assert capsys.readouterr().out.startswith("3 ranks, 4 rooms: ")
     checked = check_trace(json.loads((tmp_path / "trace.json").read_text()))
     assert len({key[0] for _, _, key in checked}) == 3
     for number in range(1, 5):
@@ -231,5 +232,17 @@ def test_the_command_traces_a_small_run_and_merges_files(tmp_path):
         assert len(tracks_of(checked, "decode", f"room {number}")) == 1
     (aborted,) = tracks_of(checked, "decode", "room 4")
     assert "failed: TransferAborted" in instants(aborted)
-    assert run("merge", tmp_path).returncode == 2
-    assert "no file of a rank" in run("merge", tmp_path).stderr
+
+
+def test_the_command_merges_files_and_folders(world, tmp_path, monkeypatch, capsys):
+    source, destination = pair(world, observers=[TraceFolder(tmp_path)])
+    hand_over(source, destination, 8)
+    source.manager.close()
+    destination.manager.close()
+    for given in ([tmp_path], sorted(tmp_path.glob("*.jsonl"))):
+        assert run(monkeypatch, "merge", *given, "--output", tmp_path / "trace.json") == 0
+        assert capsys.readouterr().out.startswith("2 ranks, 1 rooms: ")
+        check_trace(json.loads((tmp_path / "trace.json").read_text()))
+    (tmp_path / "empty").mkdir()
+    assert run(monkeypatch, "merge", tmp_path / "empty") == 2
+    assert "no file of a rank" in capsys.readouterr().err

@@ -18,8 +18,6 @@ try:
 except ImportError as error:  # pragma: no cover - needs an environment without the extra
     raise ConfigurationError(f"metrics need prometheus-client ({error}): install kvbaton[metrics]") from error
 
-CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
-"""Of what `Metrics.text` gives."""
 FAST_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Buckets of what takes a write."""
 SLOW_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -37,6 +35,9 @@ class Metrics(Observer):
     already serves these too. Labels have few values: sides, components of this process's layouts, transports, errors.
     Raises `ConfigurationError` for a registry that has them already, and where prometheus-client is not installed.
     """
+
+    content_type = prometheus_client.CONTENT_TYPE_LATEST
+    """Of what `text` gives, for HTTP."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = prometheus_client.REGISTRY if registry is None else registry
@@ -85,7 +86,7 @@ class Metrics(Observer):
         self.registry.register(self._sampled)
 
     def text(self) -> bytes:
-        """Everything in the registry, as Prometheus reads it; of type `CONTENT_TYPE`."""
+        """Everything in the registry, as Prometheus reads it."""
         return bytes(prometheus_client.generate_latest(self.registry))
 
     def rank_started(self, rank: ObservedRank) -> None:
