@@ -98,7 +98,7 @@ class _Process:
         for event in events:
             what, at = event["event"], event["at"]
             if what == "opened":
-                yield self._edge("B", track, at, f"room {number}", {"room": number})
+                yield self._edge("B", track, at, f"room {number}", {"room": str(number)})
             if what in ("connected", "offered", "delivered"):
                 yield self._instant(track, event, what)
             if what == "ended" and event["status"] == "failed":
@@ -157,7 +157,9 @@ class _Process:
 
 
 def _arguments(event: Event) -> dict[str, Any]:
-    return {name: value for name, value in event.items() if name not in ("at", "event", "started") and value != ""}
+    arguments = {name: value for name, value in event.items() if name not in ("at", "event", "started") and value != ""}
+    # Numbers of rooms are larger than those that JavaScript has exactly.
+    return arguments | ({"room": str(event["room"])} if "room" in event else {})
 
 
 def rooms_of(recordings: Iterable[Recording]) -> dict[int, list[str]]:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Union
 
@@ -16,7 +17,7 @@ from kvbaton.address import advertised
 from kvbaton.errors import ConfigurationError, KVBatonError, RoomError
 from kvbaton.layout import RankLayout, check_layout
 from kvbaton.memory import Region
-from kvbaton.observe.base import ObservedRank, Observer
+from kvbaton.observe.base import Figures, ObservedRank, Observer
 from kvbaton.observe.environment import observers_of_environment
 from kvbaton.observe.log import FailureLog
 from kvbaton.protocol.messages import MAX_AUX_BYTES, MAX_RANKS
@@ -120,7 +121,7 @@ class Manager:
             layout.coords,
             frozenset(component.name for component in layout.components),
             time.time() - time.monotonic(),
-            lambda: self.side.figures(),
+            self._figures,
         )
         observation = Observation(rank, (FailureLog(), *observers, *observers_of_environment()), time.monotonic)
         self._closed = threading.Event()
@@ -280,6 +281,12 @@ class Manager:
         self._control.close()
         self._threads.join(max(0.0, give_up - time.monotonic()))
         self._context.observation.closed()
+
+    def _figures(self) -> Figures:
+        """How things stand, for observers. On any thread."""
+        control, figures = self._control, self.side.figures()
+        dropped = {**figures.dropped_frames, "not one frame": control.malformed}
+        return replace(figures, dropped_frames=dropped, control_faults=control.faults)
 
     def _last_turn(self) -> None:
         self.side.on_turn(self._context.now())

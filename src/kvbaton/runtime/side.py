@@ -123,7 +123,7 @@ class Side(ABC, Generic[Entry]):
         """The ranks of the other side that passed the handshake. On any thread."""
 
     def figures(self) -> Figures:
-        """How things stand. On any thread."""
+        """How things stand, but for the control plane. On any thread."""
         rooms: Counter[str] = Counter()
         quarantined = []
         for entry in self.rooms.entries():
@@ -131,17 +131,13 @@ class Side(ABC, Generic[Entry]):
             rooms[status.value] += 1
             if status is Status.FAILED and not entry.room.rows_released:
                 quarantined.append(self._count_rows(entry))
-        dropped = dict(self.malformed)
-        if self.context.control.malformed:
-            dropped["not one frame"] = self.context.control.malformed
         return Figures(
             rooms=rooms,
             quarantined_rooms=len(quarantined),
             quarantined_rows=sum(quarantined),
             peers=Counter(peer.transport for peer in self.peers()),
-            dropped_frames=dropped,
+            dropped_frames=dict(self.malformed),
             ignored_messages=dict(self.core.unexpected),
-            control_faults=self.context.control.faults,
         )
 
     def on_turn(self, now: float) -> float | None:
