@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kvbaton import errors
@@ -41,6 +42,8 @@ class Metrics(Observer):
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = prometheus_client.REGISTRY if registry is None else registry
+        # Labels are few, and looking one up costs prometheus-client more than counting.
+        self._child: Callable[..., Any] = functools.cache(lambda metric, *labels: metric.labels(*labels))
         try:
             self._make()
         except ValueError as error:
@@ -99,27 +102,27 @@ class Metrics(Observer):
 
     def room_opened(self, room: ObservedRoom) -> None:
         """See `Observer`."""
-        self._opened.labels(room.side).inc()
+        self._child(self._opened, room.side).inc()
 
     def room_ended(self, room: ObservedRoom) -> None:
         """See `Observer`."""
-        self._ended.labels(room.side, room.status.value, room.error_name).inc()
+        self._child(self._ended, room.side, room.status.value, room.error_name).inc()
         if room.ended is None:
             return
         for stage, (begin, end) in room.stages().items():
             if end is not None:
-                self._stages.labels(room.side, stage).observe(end - begin)
-        self._hand_over.labels(room.side, room.status.value).observe(room.ended - room.opened)
+                self._child(self._stages, room.side, stage).observe(end - begin)
+        self._child(self._hand_over, room.side, room.status.value).observe(room.ended - room.opened)
 
     def rows_released(self, room: ObservedRoom) -> None:
         """See `Observer`."""
         if room.error is not None and room.ended is not None and room.released is not None:
-            self._held.labels(room.side).observe(room.released - room.ended)
+            self._child(self._held, room.side).observe(room.released - room.ended)
 
     def chunk_written(self, room: ObservedRoom, chunk: Chunk) -> None:
         """See `Observer`."""
-        self._chunks.labels(room.side, chunk.transport, "failed" if chunk.error else "ok").inc()
-        self._chunk_seconds.labels(room.side, chunk.transport).observe(chunk.ended - chunk.started)
+        self._child(self._chunks, room.side, chunk.transport, "failed" if chunk.error else "ok").inc()
+        self._child(self._chunk_seconds, room.side, chunk.transport).observe(chunk.ended - chunk.started)
         if not chunk.error:
             self._count(self._bytes, room, chunk.transport, chunk.moved)
             self._count(self._pieces, room, chunk.transport, chunk.pieces)
@@ -130,19 +133,18 @@ class Metrics(Observer):
 
     def peer_lost(self, rank: ObservedRank, peer: PeerRecord, reason: str) -> None:
         """See `Observer`."""
-        self._peers_lost.labels(rank.side).inc()
+        self._child(self._peers_lost, rank.side).inc()
 
     def handshake_refused(self, rank: ObservedRank, error: str, reason: str) -> None:
         """See `Observer`."""
-        self._refused.labels(rank.side, error if error in _ERRORS else OTHER).inc()
+        self._child(self._refused, rank.side, error if error in _ERRORS else OTHER).inc()
 
-    @staticmethod
     def _count(
-        counter: prometheus_client.Counter, room: ObservedRoom, transport: str, numbers: Mapping[str, int]
+        self, counter: prometheus_client.Counter, room: ObservedRoom, transport: str, numbers: Mapping[str, int]
     ) -> None:
         for name, number in numbers.items():
             component = name if name in room.rank.components else OTHER
-            counter.labels(room.side, component, transport).inc(number)
+            self._child(counter, room.side, component, transport).inc(number)
 
 
 class _Sampled(Collector):
