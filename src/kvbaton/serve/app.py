@@ -16,7 +16,7 @@ from kvbaton.observe import Metrics
 from kvbaton.registry.server import BodyTooLarge, read_body
 from kvbaton.serve.bodies import BadRequest, Job, Parser
 from kvbaton.serve.generation import Progress, RequestFailed, Service
-from kvbaton.serve.metrics import add_service
+from kvbaton.serve.observing import add_service, in_trace_of
 from kvbaton.serve.refusals import Refusals
 from kvbaton.serve.replies import DONE, ChatShape, CompletionShape, GenerateShape, Shape, encode, error_body, event
 
@@ -65,9 +65,11 @@ def make_app(
             job = await asyncio.to_thread(parse, body, request_id)
             streaming = job.stream
             reply = shape(request_id, job)
-            return await (
-                _streamed(request, service, job, reply) if streaming else _whole(request, service, job, reply)
-            )
+            # The engine opens its rooms in the trace of the request.
+            with in_trace_of(request.headers):
+                return await (
+                    _streamed(request, service, job, reply) if streaming else _whole(request, service, job, reply)
+                )
         except BadRequest as error:
             return _error(400, str(error), streaming)
         except BodyTooLarge as error:

@@ -19,7 +19,7 @@ from kvbaton.observe import Observer
 from kvbaton.registry.server import RegistryServer
 from kvbaton.secret import Secret, check_exposure
 from kvbaton.serve.app import make_app
-from kvbaton.serve.metrics import server_metrics, server_observers
+from kvbaton.serve.observing import server_metrics, server_observers
 from kvbaton.serve.processes import PDCluster, ProcessFailed, free_ports
 from kvbaton.serve.refusals import Refusals, add_routes
 from kvbaton.serve.router import router_command, router_environment

@@ -1,6 +1,9 @@
-"""What a prefill or a decode server shows at ``/metrics``, and who else watches its managers."""
+"""How a server is watched: what it shows at ``/metrics``, and the traces that its rooms belong to."""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -30,6 +33,21 @@ def server_observers(metrics: Metrics) -> list[Observer]:
     except ConfigurationError:
         return [metrics]
     return [metrics, Spans()]
+
+
+@contextlib.contextmanager
+def in_trace_of(headers: Mapping[str, str]) -> Iterator[None]:
+    """Make the trace that a request's headers name the current one; does nothing without opentelemetry-api."""
+    try:
+        from opentelemetry import context, propagate
+    except ImportError:
+        yield
+        return
+    token = context.attach(propagate.extract(headers))
+    try:
+        yield
+    finally:
+        context.detach(token)
 
 
 def add_service(metrics: Metrics, service: Service) -> None:
