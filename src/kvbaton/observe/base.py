@@ -89,7 +89,7 @@ class PartRecord(NamedTuple):
     done: bool
     """Whether everything was sent (prefill), or has come (decode)."""
     quiet: bool
-    """Whether it is certain that nothing can be written any more."""
+    """Whether it is certain that nothing can be written any more, and nothing is read to be checked."""
     writes: int
     """Prefill: writes that are under way."""
     moved: Mapping[str, int]

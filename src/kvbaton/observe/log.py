@@ -110,16 +110,21 @@ def _bytes(room: ObservedRoom) -> dict[str, dict[str, int]]:
 
 
 def _part(part: PartRecord) -> dict[str, Any]:
-    state = "done" if part.done else "quiet" if part.quiet else "may write" if part.sends else "sends nothing"
     return {
         "part": part.part,
         "rank": part.peer.coords,
         "instance": part.peer.instance,
         "transport": part.peer.transport,
         "epoch": part.epoch,
-        "state": state,
+        "state": _state(part),
         "writes": part.writes,
     }
+
+
+def _state(part: PartRecord) -> str:
+    if part.done:
+        return "done" if part.quiet else "is checked"
+    return "sends nothing" if not part.sends else "quiet" if part.quiet else "may write"
 
 
 def _ages(room: ObservedRoom) -> dict[str, float]:
@@ -134,4 +139,6 @@ def _why_held(room: ObservedRoom, part: PartRecord) -> str:
     who = f"part {part.part} ({part.peer.coords or 'not joined'})"
     if room.side == "prefill":
         return f"{who}: {part.writes} writes have not ended"
+    if part.done:
+        return f"{who}: its digests are being checked"
     return f"{who}: it has not confirmed that it writes no more"

@@ -20,7 +20,7 @@ class PartAccount(NamedTuple):
     done: bool
     """Whether everything was sent, or has come."""
     quiet: bool
-    """Whether nothing can be written any more."""
+    """Whether nothing can be written, or read to be checked, any more."""
     offer: Offer | None = None
     """What was offered; on the decode side without its epoch, and None before."""
     writes: int = 0

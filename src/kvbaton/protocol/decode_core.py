@@ -160,7 +160,7 @@ class DecodeCore(Core[DecodeRoom]):
             raise RoomError(f"receiver: room {room} is not open")
         if state.offered:
             raise RoomError(f"receiver: room {room} was offered already")
-        terms = Offer(room, 1, tokens, dict(components), prefix, aux_row, trace)
+        terms = Offer(room, 1, tokens, dict(components), prefix, aux_row, digest, trace)
         fault = find_fault(terms)
         if fault:
             raise RowsError(f"receiver: {fault}")
