@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from kvbaton.errors import ConfigurationError
-from kvbaton.observe.base import Chunk, ObservedRoom, Observer
+from kvbaton.observe.base import Chunk, ObservedRank, ObservedRoom, Observer
 from kvbaton.protocol.status import Status
 
 try:
@@ -43,6 +43,11 @@ class Spans(Observer):
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("kvbaton", tracer_provider=tracer_provider)
         self._rooms: dict[ObservedRoom, _Started] = {}
+
+    def rank_closed(self, rank: ObservedRank) -> None:
+        """Forget rooms whose rows never came back."""
+        for room in [room for room in list(self._rooms) if room.rank is rank]:
+            self._rooms.pop(room, None)
 
     def room_opened(self, room: ObservedRoom) -> None:
         """Take the engine's context; begin the span of a decode room."""
