@@ -7,9 +7,12 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvbaton.errors import ConfigurationError
 from kvbaton.layout.nouns import Coords, RankLayout
 from kvbaton.registry import Registration, RegistryTable
+from kvbaton.registry.metrics import metrics_port
 from kvbaton.registry.server import make_app
+from kvbaton.secret import Secret
 
 
 class Client:
@@ -79,3 +82,14 @@ def test_what_it_was_asked_by_route_and_status(client):
     assert asked[("other", "/v1/topology", "405")] == 30
     assert sum(asked.values()) == 2 + 3 * 30
     assert {name for key in asked for name in key if "nobody" in name or "php" in name or "MADEUP" in name} == set()
+
+
+def test_with_a_secret_metrics_have_a_port_of_their_own():
+    client = Client(make_app(RegistryTable(), secret=Secret.of("a-secret-of-16-bytes")))
+    assert client.ask("GET", "/metrics").status_code == 401
+    with metrics_port(client.app, "127.0.0.1", 0) as port:
+        answer = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+        # The request that was refused is counted.
+        assert 'kvbaton_registry_requests_total{method="GET",route="other",status="401"} 1.0' in answer.text
+        with pytest.raises(ConfigurationError, match=f"port {port}"), metrics_port(client.app, "127.0.0.1", port):
+            pass

@@ -8,9 +8,11 @@ from fake_engine import CharTokenizer, FakeEngine
 from opentelemetry import trace
 
 from kvbaton.observe import Metrics, Spans
+from kvbaton.registry import RegistryTable
+from kvbaton.registry.server import make_app as registry_app
 from kvbaton.serve.app import make_app
 from kvbaton.serve.launch import _with_observers
-from kvbaton.serve.observing import server_metrics, server_observers
+from kvbaton.serve.observing import add_metrics_of, server_metrics, server_observers
 
 
 def ask(app, *requests):
@@ -47,6 +49,12 @@ def test_rooms_are_opened_in_the_trace_of_the_request(stream):
     ask(app, ("POST", "/generate", {"json": {**body, "bootstrap_room": 6}}))
     assert [f"{each.trace_id:032x} {each.span_id:016x}" for each in seen[:1]] == ["a" * 32 + " " + "b" * 16]
     assert [each.is_valid for each in seen] == [True, False]
+
+
+def test_a_prefill_server_shows_the_metrics_of_its_registry():
+    metrics = server_metrics()
+    add_metrics_of(metrics, registry_app(RegistryTable()).state.metrics)
+    assert "kvbaton_registry_ranks 0.0" in metrics.text().decode().splitlines()
 
 
 def test_an_app_without_metrics_serves_none():

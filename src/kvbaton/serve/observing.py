@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -53,6 +53,20 @@ def in_trace_of(headers: Mapping[str, str]) -> Iterator[None]:
 def add_service(metrics: Metrics, service: Service) -> None:
     """Show how many requests the server answers too."""
     metrics.registry.register(_Requests(service))
+
+
+def add_metrics_of(metrics: Metrics, other: CollectorRegistry) -> None:
+    """Show the metrics of another registry of metrics too."""
+    metrics.registry.register(_Others(other))
+
+
+class _Others(Collector):
+    def __init__(self, other: CollectorRegistry) -> None:
+        self._other = other
+
+    def collect(self) -> Iterable[Metric]:
+        """All of them."""
+        return self._other.collect()
 
 
 class _Requests(Collector):
