@@ -53,6 +53,7 @@ EXAMPLES = {
         components={"kv": Rows(rows_to_bytes([7, 2**40, 9]), 1024), "gdn": Rows(rows_to_bytes([5])), "none": Rows(b"")},
         prefix=1030,
         aux_row=5,
+        trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         digest=True,
     ),
     "done": Done(

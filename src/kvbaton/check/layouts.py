@@ -214,11 +214,20 @@ class _Check:
             if name not in held:
                 continue
             if component.kind.has_tokens:
-                made += self._bind(number, plan, (layout, destination), component, held[name], rows[name])
+                bound = self._bind(number, plan, (layout, destination), component, held[name], rows[name])
             else:
-                made += plan.bind_slots(name, held[name].rows, rows[name].rows)
+                bound = plan.bind_slots(name, held[name].rows, rows[name].rows)
                 self._digests.rows(number, plan, name, memory, held[name].rows, rows[name].rows)
+            self._compare_bytes(plan, name, bound, len(rows[name].rows))
+            made += bound
         return [(memory, transfer) for transfer in made]
+
+    def _compare_bytes(self, plan: PairPlan, name: str, bound: list[Transfer], rows: int) -> None:
+        """What a plan says beforehand of the bytes of a request is what moves."""
+        said = plan.moved_bytes(name, self._request.tokens, self._request.prefix, rows)
+        moved = sum(transfer.nbytes for transfer in bound)
+        if said != moved:
+            self._report.problems.append(Problem(f"component {name}", f"{moved} bytes move, the plan said {said}"))
 
     def _bind(
         self,

@@ -29,7 +29,7 @@ def make_app() -> typer.Typer:
     """Build the command line. Raises ``ImportError`` where typer is not installed."""
     import typer
 
-    from kvbaton.cli import bench, check, demo, doctor, plan, serve
+    from kvbaton.cli import bench, check, demo, doctor, plan, serve, trace
 
     app = typer.Typer(
         no_args_is_help=True,
@@ -40,6 +40,7 @@ def make_app() -> typer.Typer:
     app.add_typer(serve.app, name="serve", help="Serve a model with prefill and decode apart.")
     app.add_typer(bench.app, name="bench", help="Measure; every figure is a ratio of contenders in one run.")
     app.add_typer(check.app, name="check", help="Check layouts, and what transports promise.")
+    app.add_typer(trace.app, name="trace", help="Draw a timeline of a run, for ui.perfetto.dev.")
     app.command("demo")(demo.demo)
     app.command("plan")(plan.plan)
     app.command("doctor")(doctor.doctor)

@@ -190,6 +190,10 @@ def pd(
 def registry(
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8998,
+    metrics_port: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Port for the metrics alone, which need no secret there."),
+    ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Run a registry by itself, for prefill engines that do not bring one.
@@ -199,7 +203,7 @@ def registry(
     """
     from kvbaton.serve.launch import run_registry
 
-    run_registry(host, port)
+    run_registry(host, port, metrics_at=metrics_port)
 
 
 def _log_requests() -> None:

@@ -82,6 +82,23 @@ class Stream:
             *self._apply(self.single, 1, [(first, low), (high, last)], source, destination),
         ]
 
+    def moved_bytes(self, first: int, last: int) -> int:
+        """Bytes that `bind` moves for the entries that end in ``[first, last)`` of the tokens."""
+        first, last = first // self.ratio, last // self.ratio
+        if self.aligned:
+            return (self.source.owned.local_count(last) - self.source.owned.local_count(first)) * self._entry_bytes
+        period = math.lcm(self.unit, *(owned.unit * owned.modulus for owned in self._owned))
+        tokens = np.arange(first, min(last, first + period), dtype=np.int64)
+        for owned in self._owned:
+            mask = owned_mask(owned, tokens)
+            if mask is not None:
+                tokens = tokens[mask]
+        return Repeated.until(tokens, period, first, max(first, last)).total * self._entry_bytes
+
+    @property
+    def _entry_bytes(self) -> int:
+        return self.single.bytes_per_unit
+
     def _apply(
         self, boxes: Boxes, unit: int, ranges: list[tuple[int, int]], source: Pages, destination: Pages
     ) -> list[Transfer]:
@@ -274,6 +291,19 @@ class PairPlan:
         for stream in self._known(component):
             end = stream.source if side == "source" else stream.destination
             check_range(checked, end.rows, end.where)
+
+    def moved_bytes(self, component: str, tokens: int, prefix: int, rows: int) -> int:
+        """Return the bytes that a component moves for a request of ``tokens`` tokens, whose first ``prefix`` are there.
+
+        ``rows`` is how many rows it offers of a component without tokens. Raises `RowsError` for a component that
+        neither side has.
+        """
+        streams = self._known(component)
+        kind = self._kinds[component]
+        if not kind.has_tokens:
+            return rows * sum(stream.whole.bytes_per_unit for stream in streams)
+        first, last = kind.needed(tokens, prefix)
+        return sum(stream.moved_bytes(first, last) for stream in streams)
 
     def bytes_per_token(self, component: str) -> int:
         """Return the bytes that one entry of a component with tokens moves, in all streams together."""

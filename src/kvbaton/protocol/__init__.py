@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvbaton.protocol.account import PartAccount, RoomAccount
 from kvbaton.protocol.actions import (
     Action,
     CheckDigests,
@@ -52,11 +53,13 @@ __all__ = [
     "Hello",
     "Message",
     "Offer",
+    "PartAccount",
     "PeerShare",
     "Ping",
     "Pong",
     "PrefillCore",
     "Refused",
+    "RoomAccount",
     "RoomChanged",
     "Rows",
     "RowsReleased",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from kvbaton.errors import (
     HandshakeError,
     PeerLost,
@@ -16,6 +18,7 @@ from kvbaton.errors import (
     TransferAborted,
     TransferFailed,
 )
+from kvbaton.protocol.account import RoomAccount
 from kvbaton.protocol.actions import Action, CheckDigests, Deliver, FencePeer, RoomChanged, RowsReleased, Send
 from kvbaton.protocol.core import Core
 from kvbaton.protocol.deadlines import Deadlines
@@ -142,10 +145,12 @@ class DecodeCore(Core[DecodeRoom]):
         prefix: int = 0,
         aux_row: int = -1,
         digest: bool = False,
+        trace: str = "",
     ) -> list[Action]:
         """Tell every peer where tokens ``[prefix, tokens)`` of the room belong.
 
-        ``digest``: what every part sent is checked by its digests (`CheckDigests`) before it counts.
+        ``digest``: what every part sent is checked by its digests (`CheckDigests`) before it counts. ``trace`` goes
+        along.
 
         Does nothing once the room has failed: its rows were never given away. Raises `RoomError` for a room that is not
         open or was offered before, and `RowsError` for rows or counts that do not hold together.
@@ -155,20 +160,21 @@ class DecodeCore(Core[DecodeRoom]):
             raise RoomError(f"receiver: room {room} is not open")
         if state.offered:
             raise RoomError(f"receiver: room {room} was offered already")
-        fault = find_fault(Offer(room, 1, tokens, dict(components), prefix, aux_row))
+        terms = Offer(room, 1, tokens, dict(components), prefix, aux_row, digest, trace)
+        fault = find_fault(terms)
         if fault:
             raise RowsError(f"receiver: {fault}")
         if state.status.terminal:
             return []
         state.offered = True
         state.digest = digest
+        state.terms = terms
         state.progress = now
         state.status = Status.TRANSFERRING
         self._timers.set(state, state.deadline(self._deadlines)[0])
         actions: list[Action] = [RoomChanged(room, state.status)]
-        rows = dict(components)
         for link in state.links.values():
-            actions += self._send(link.peer, Offer(room, link.epoch, tokens, rows, prefix, aux_row, digest))
+            actions += self._send(link.peer, msgspec.structs.replace(terms, epoch=link.epoch))
         return actions
 
     def abort(self, room: int, reason: str, now: float) -> list[Action]:
@@ -187,6 +193,11 @@ class DecodeCore(Core[DecodeRoom]):
         return actions
 
     # Questions.
+
+    def account(self, room: int) -> RoomAccount | None:
+        """What there is to tell of a room; None if the number is free."""
+        state = self._rooms.get(room)
+        return None if state is None else state.account()
 
     def next_deadline(self) -> float | None:
         """When `tick` must be called at the latest; None if never."""

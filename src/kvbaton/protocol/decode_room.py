@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvbaton.errors import DeadlineExceeded
+from kvbaton.protocol.account import PartAccount, RoomAccount
 from kvbaton.protocol.deadlines import Deadlines
 from kvbaton.protocol.failures import Failure
-from kvbaton.protocol.messages import Done
+from kvbaton.protocol.messages import Done, Offer
 from kvbaton.protocol.status import Status
 
 
@@ -45,6 +46,8 @@ class DecodeRoom:
     status: Status = Status.WAITING
     failure: Failure | None = None
     offered: bool = False
+    terms: Offer | None = None
+    """What every peer was offered, but for its epoch."""
     remaining: int = 0
     """Expected parts that are not done, or not yet known to be right."""
     digest: bool = False
@@ -60,6 +63,22 @@ class DecodeRoom:
     def in_use(self) -> bool:
         """Whether its rows may still be written, or are read to be checked."""
         return bool(self.unquiet()) or any(link.checking for link in self.links.values())
+
+    def account(self) -> RoomAccount:
+        """What there is to tell of it."""
+        parts = [
+            PartAccount(
+                link.peer,
+                link.part,
+                link.epoch,
+                link.expected,
+                link.done,
+                not (link.checking or (self.offered and not link.quiet)),
+                self.terms,
+            )
+            for link in sorted(self.links.values(), key=lambda link: link.part)
+        ]
+        return RoomAccount(tuple(parts), self.released)
 
     def deadline(self, limits: Deadlines) -> tuple[float, Failure]:
         """When the room fails if nothing happens, and as what."""

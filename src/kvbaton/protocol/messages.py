@@ -17,6 +17,7 @@ PROTOCOL_VERSION = 5
 """Both sides must speak the same version; it is in the head of each frame."""
 
 MAX_REASON_CHARACTERS = 2000
+MAX_TRACE_CHARACTERS = 55
 MAX_ROWS = 1 << 20
 """Rows of one component in one Offer: a million."""
 MAX_AUX_BYTES = 1 << 20
@@ -37,6 +38,10 @@ PackedRows = Annotated[bytes, Meta(max_length=8 * MAX_ROWS)]
 AuxBytes = Annotated[bytes, Meta(max_length=MAX_AUX_BYTES)]
 Digest = Annotated[bytes, Meta(min_length=8, max_length=8)]
 """A digest of `kvbaton.copy.digests`, little endian."""
+TraceParent = Annotated[
+    str, Meta(max_length=MAX_TRACE_CHARACTERS, pattern=r"\A(?:00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?\Z")
+]
+"""The trace context of a room as W3C's traceparent, or nothing."""
 AuxPath = Literal["control", "fabric"]
 """How aux data travel: inside Done, or written by the transport with the last chunk."""
 
@@ -102,7 +107,8 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", forbid_unknown_fields=True
     """Decode rank to each prefill rank of the grid: where the data of a room may be written.
 
     The sender fills tokens ``[prefix, tokens)``. ``aux_row`` is -1 if no aux data are wanted. ``digest``: the Done
-    shall have digests of what was sent.
+    shall have digests of what was sent. ``trace`` is the span of the room at the decode rank, for those who observe; it
+    changes nothing.
     """
 
     room: RoomNumber
@@ -112,6 +118,7 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", forbid_unknown_fields=True
     prefix: Tokens = 0
     aux_row: Annotated[int, Meta(ge=-1, le=1 << 40)] = -1
     digest: bool = False
+    trace: TraceParent = ""
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Collection, Mapping
 
 from kvbaton.errors import DeadlineExceeded, HandshakeError, PeerLost, RoomError, TransferAborted, TransferFailed
+from kvbaton.protocol.account import RoomAccount
 from kvbaton.protocol.actions import Action, RoomChanged, RowsReleased, Send, SendDone, StartWrite
 from kvbaton.protocol.core import Core
 from kvbaton.protocol.deadlines import Deadlines
@@ -161,6 +162,16 @@ class PrefillCore(Core[PrefillRoom]):
         return actions
 
     # Questions.
+
+    def account(self, room: int) -> RoomAccount | None:
+        """What there is to tell of a room; None if the number is free."""
+        state = self._rooms.get(room)
+        return None if state is None else state.account()
+
+    @property
+    def parked_offers(self) -> int:
+        """How many offers wait for a room that is not open."""
+        return len(self._parking)
 
     def offer(self, room: int, peer: str) -> Offer:
         """The Offer that a `StartWrite` is for. Raises `RoomError` if there is none."""

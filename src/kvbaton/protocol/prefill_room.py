@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvbaton.errors import DeadlineExceeded, RowsError
+from kvbaton.protocol.account import PartAccount, RoomAccount
 from kvbaton.protocol.deadlines import Deadlines
 from kvbaton.protocol.failures import Failure
 from kvbaton.protocol.messages import Done, Offer
@@ -142,6 +143,25 @@ class PrefillRoom:
         waiting = writes if self.outstanding else "the prefill engine has not finished it"
         reason = f"no progress for {limits.transfer:g} s: {waiting}"
         return self.progress + limits.transfer, Failure(DeadlineExceeded, reason)
+
+    def account(self) -> RoomAccount:
+        """What there is to tell of it."""
+        parts = [
+            PartAccount(
+                each.peer,
+                each.share.destination_index,
+                each.offer.epoch,
+                each.share.sends,
+                each.served,
+                each.outstanding == 0 and (each.served or self.status.terminal),
+                each.offer,
+                each.outstanding,
+                dict(each.moved),
+            )
+            for each in sorted(self.destinations.values(), key=lambda each: each.share.destination_index)
+        ]
+        ends = [last for submission in self.submissions for _, last in submission.ranges.values()]
+        return RoomAccount(tuple(parts), self.released, self.finish.tokens if self.finish else max(ends, default=0))
 
     @property
     def complete(self) -> bool:

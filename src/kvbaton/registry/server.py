@@ -27,9 +27,10 @@ try:
     from starlette.requests import ClientDisconnect
 
     from kvbaton.registry.guard import BodyDiffers, Guard
+    from kvbaton.registry.metrics import add_metrics
 except ImportError as error:  # pragma: no cover - needs an environment without the extra
     raise ConfigurationError(
-        f"the registry server needs FastAPI and uvicorn ({error}): install kvbaton[registry]"
+        f"the registry server needs FastAPI, uvicorn and prometheus-client ({error}): install kvbaton[registry]"
     ) from error
 
 MAX_BODY = 16 << 20
@@ -192,6 +193,12 @@ def make_app(
                 found = table.find_rooms(question.deployment, question.rooms, clock())
         return _json(200, found)
 
+    def sizes() -> dict[str, int]:
+        with lock:
+            table.expire(clock())
+            return {"ranks": len(table), "deployments": len(table.deployments), "rooms": table.rooms}
+
+    add_metrics(app, sizes)
     return app
 
 

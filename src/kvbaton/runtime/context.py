@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
 from kvbaton.protocol import Message
 from kvbaton.runtime.interfaces import Control, LongWork
+from kvbaton.runtime.observation import Observation
 from kvbaton.runtime.outbox import Outbox
 from kvbaton.runtime.settings import Settings
 from kvbaton.transport.base import Transport
@@ -42,6 +43,7 @@ class Context:
     threads: LongWork
     clock: Callable[[], float]
     """The time in seconds, from any start; it never runs backwards."""
+    observation: Observation = field(default_factory=Observation.of_nobody)
 
     def bases(self) -> Int64s:
         """The address of each region."""

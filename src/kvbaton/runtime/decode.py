@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 from kvbaton.errors import KVBatonError, RoomError, RowsError, TransferFailed
+from kvbaton.observe.base import CONTROL, Figures, ObservedRoom
 from kvbaton.plan import PairPlan
 from kvbaton.protocol import (
     Action,
@@ -33,6 +34,7 @@ from kvbaton.runtime.context import Context
 from kvbaton.runtime.digest_jobs import DigestJobs
 from kvbaton.runtime.digests import Digests, Portion, aux_digests, check_memory, compare, landed_portion
 from kvbaton.runtime.finder import RoomFinder, Sought
+from kvbaton.runtime.observation import ROW_BYTES
 from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Receiver
 from kvbaton.runtime.rows import EngineRows, RowsLike
@@ -66,6 +68,7 @@ class ReceiverRoom:
     """What the runtime keeps of a room besides the core's own state."""
 
     room: Receiver
+    record: ObservedRoom
     digest: bool = False
     """Whether it is checked by digests."""
     offered: OfferedRows | None = None
@@ -113,7 +116,7 @@ class DecodeSide(Side[ReceiverRoom]):
         digest = self.context.settings.digest if digest is None else digest
         if digest:
             check_memory(self.context.regions)
-        entry = ReceiverRoom(Receiver(number, self, registry), digest)
+        entry = ReceiverRoom(Receiver(number, self, registry), self.context.observation.record(number), digest)
         self._begin(entry, lambda: self._open(entry, registry, client, dp_rank))
         return entry.room
 
@@ -137,11 +140,15 @@ class DecodeSide(Side[ReceiverRoom]):
                 )
             entry.offered = offered
             receiver.restart_clock()
-            self._post(entry, lambda: self._offer_in_core(entry))
+            self._post(entry, lambda: self._offered(entry))
 
     def peers(self) -> tuple[PeerRank, ...]:
         """The prefill ranks that are joined."""
         return self._sources.peers()
+
+    def figures(self) -> Figures:
+        """See `Side.figures`."""
+        return replace(super().figures(), unfenced_peers=self._sources.unfenced)
 
     # Called by the control plane, on the control thread, as all that follows.
 
@@ -246,8 +253,14 @@ class DecodeSide(Side[ReceiverRoom]):
             return []
         actions = self.core.open(entry.room.room, entry.source.peers, self.context.now())
         entry.opened = True
+        self.context.observation.room_connected(entry.record)
         # Before the offer: it may have failed already.
         self.perform(actions)
+        return self._offer_in_core(entry)
+
+    def _offered(self, entry: ReceiverRoom) -> list[Action]:
+        if not entry.room.poll().terminal:
+            self.context.observation.room_offered(entry.record)
         return self._offer_in_core(entry)
 
     def _offer_in_core(self, entry: ReceiverRoom) -> list[Action]:
@@ -262,6 +275,7 @@ class DecodeSide(Side[ReceiverRoom]):
             prefix=offered.prefix,
             aux_row=-1 if offered.aux is None else offered.aux,
             digest=entry.digest,
+            trace=entry.record.trace,
         )
 
     def _close_in_core(self, number: int) -> list[Action]:
@@ -277,6 +291,10 @@ class DecodeSide(Side[ReceiverRoom]):
         if not (entry.opened or source.ready or source.failure):
             source.withdrawn.append(Withdrawn(entry.room.room, entry.room.reason))
         self._sources.leave(entry.room.room, source)
+
+    def _count_rows(self, entry: ReceiverRoom) -> int:
+        offered = entry.offered
+        return 0 if offered is None else sum(len(rows.rows) // ROW_BYTES for rows in offered.components.values())
 
     def _tell_withdrawn(self, source: Source, withdrawn: Withdrawn) -> None:
         """Tell the prefill ranks of a room that failed during the handshake: they would wait for an Offer."""
@@ -358,6 +376,17 @@ class DecodeSide(Side[ReceiverRoom]):
         if entry is not None:
             for name, nbytes in action.done.bytes.items():
                 entry.room.count(name, nbytes)
+            if self.context.observation.detailed:
+                self._tell_delivered(entry, action, aux)
+
+    def _tell_delivered(self, entry: ReceiverRoom, action: Deliver, aux: AuxSlot | None) -> None:
+        link = entry.source.link(action.part) if entry.source is not None else None
+        transport = link.transport.name if link is not None and link.transport is not None else ""
+        inside = aux_nbytes(self.context, aux.plan) if aux is not None and aux.path == "control" else {}
+        moved = {name: nbytes for name, nbytes in action.done.bytes.items() if name not in inside}
+        for name, nbytes in ((transport, moved), (CONTROL, inside)):
+            if nbytes or name == transport:
+                self.context.observation.part_delivered(entry.record, action.part, name, nbytes)
 
     def _aux(self, number: int, part: int) -> AuxSlot | None:
         """Where the aux data of one part belong; None if no slot was offered."""

@@ -26,6 +26,8 @@ class Destination:
     transport: Transport
     remote: RemotePeer
     rank: PeerRank
+    index: int
+    """Which decode rank of its replica it is."""
 
 
 class Destinations:
@@ -75,6 +77,7 @@ class Destinations:
         self._refused.discard(peer)
         destination = self._joined.pop(peer, None)
         self._perform(self._core.peer_lost(peer, reason, self._context.now()))
+        self._context.observation.peer_lost(peer, reason)
         if destination is not None:
             self._disconnect(destination)
 
@@ -107,7 +110,7 @@ class Destinations:
             transport.disconnect(remote)
             raise
         rank = PeerRank(hello.instance, hello.layout.coords, transport.name, aux, reason)
-        return accepted, Destination(accepted.plan, transport, remote, rank), welcome
+        return accepted, Destination(accepted.plan, transport, remote, rank, hello.destination_index), welcome
 
     def _join(self, peer: str, hello: Hello, accepted: Accepted, destination: Destination, welcome: Welcome) -> None:
         if self._handshakes.get(peer) is not hello:
@@ -115,6 +118,7 @@ class Destinations:
             return
         self._joined[peer] = destination
         self._refused.discard(peer)
+        self._context.observation.peer_joined(peer, destination.rank, destination.plan)
         self._perform(self._core.peer_joined(peer, accepted.share_with(destination.rank.aux)))
         self._context.send(peer, welcome)
         self._handshakes.pop(peer, None)
@@ -127,6 +131,7 @@ class Destinations:
         if not isinstance(error, KVBatonError):
             logger.error("prefill: a handshake failed in an unforeseen way", exc_info=error)
         logger.warning("prefill: %s was refused: %s", peer, error)
+        self._context.observation.handshake_refused(type(error).__name__, str(error))
         self._context.send(peer, refuse(self._context.instance, error))
 
     def _disconnect(self, destination: Destination) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Union
 
@@ -16,6 +17,9 @@ from kvbaton.address import advertised
 from kvbaton.errors import ConfigurationError, KVBatonError, RoomError
 from kvbaton.layout import RankLayout, check_layout
 from kvbaton.memory import Region
+from kvbaton.observe.base import Figures, ObservedRank, Observer
+from kvbaton.observe.environment import observers_of_environment
+from kvbaton.observe.log import FailureLog
 from kvbaton.protocol.messages import MAX_AUX_BYTES, MAX_RANKS
 from kvbaton.registry import HttpRegistry, Registration, RegistryClient
 from kvbaton.runtime.announcer import Announcer, AnnouncerThread
@@ -25,6 +29,7 @@ from kvbaton.runtime.curve import keys_of
 from kvbaton.runtime.decode import DecodeSide
 from kvbaton.runtime.digests import check_memory
 from kvbaton.runtime.membership import Membership
+from kvbaton.runtime.observation import Observation
 from kvbaton.runtime.outbox import Outbox
 from kvbaton.runtime.prefill import PrefillSide
 from kvbaton.runtime.reach import PeerRank
@@ -57,7 +62,8 @@ class Manager:
     of the decode ranks that serve one room together this one is; by default what its coords say: all of tp, pp and cp
     serve it together. ``secret`` is what all ranks and the registry share, 16 bytes or more; by default what
     ``KVBATON_SECRET`` or the file ``KVBATON_SECRET_FILE`` say. Without one ``bind`` and ``advertise`` must be loopback
-    addresses (docs/security.md).
+    addresses (docs/security.md). ``observers`` hear what happens (`kvbaton.observe`); failed rooms are logged in any
+    case.
 
     Raises `LayoutError` if the layout does not hold together, `ConfigurationError` for arguments that do not fit,
     `TransportUnavailable` if none of the transports can reach this memory, and `RegistryError` if a prefill rank
@@ -81,6 +87,7 @@ class Manager:
         destinations: int | None = None,
         secret: SecretLike | None = None,
         settings: Settings | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         if role not in ("prefill", "decode"):
             raise ConfigurationError(f"role {role!r} is neither 'prefill' nor 'decode'")
@@ -108,6 +115,15 @@ class Manager:
         self._secret = Secret.of(secret)
         check_exposure(role, (bind, host), self._secret, insecure=settings.insecure)
         keys = keys_of(self._secret)
+        rank = ObservedRank(
+            role,
+            self.instance,
+            layout.coords,
+            frozenset(component.name for component in layout.components),
+            time.time() - time.monotonic(),
+            self._figures,
+        )
+        observation = Observation(rank, (FailureLog(), *observers, *observers_of_environment()), time.monotonic)
         self._closed = threading.Event()
         self._registry = HttpRegistry(registry, secret=self._secret) if isinstance(registry, str) else registry
         self._registry_name = registry if isinstance(registry, str) else "the given registry"
@@ -138,12 +154,14 @@ class Manager:
             executor=ThreadPoolExecutor(max_workers=4, thread_name_prefix=f"kvbaton-{role}-handshake"),
             threads=self._threads,
             clock=time.monotonic,
+            observation=observation,
         )
         self.side: PrefillSide | DecodeSide
         if role == "prefill":
             self.side = PrefillSide(self._context)
         else:
             self.side = DecodeSide(self._context, deployment, index, count)
+        observation.started()
         self._control.start(self.side)
         self._membership: Membership | None = None
         self._heartbeat: threading.Thread | None = None
@@ -262,6 +280,13 @@ class Manager:
         self._control.post(self._last_turn)
         self._control.close()
         self._threads.join(max(0.0, give_up - time.monotonic()))
+        self._context.observation.closed()
+
+    def _figures(self) -> Figures:
+        """How things stand, for observers. On any thread."""
+        control, figures = self._control, self.side.figures()
+        dropped = {**figures.dropped_frames, "not one frame": control.malformed}
+        return replace(figures, dropped_frames=dropped, control_faults=control.faults)
 
     def _last_turn(self) -> None:
         self.side.on_turn(self._context.now())

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from kvbaton.errors import DigestMismatch, KVBatonError, RoomError, RowsError, TransferFailed
+from kvbaton.observe.base import CONTROL, Figures, ObservedRoom
 from kvbaton.plan import Pages, Transfer
 from kvbaton.protocol import (
     Abort,
@@ -33,7 +34,7 @@ from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Sender
 from kvbaton.runtime.rows import EngineRows, RowsLike, checked_tokens
 from kvbaton.runtime.side import Side
-from kvbaton.runtime.writes import Writes
+from kvbaton.runtime.writes import Write, Writes
 from kvbaton.transport.base import Completion
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class SenderRoom:
     """What the runtime keeps of a room besides the core's own state."""
 
     room: Sender
+    record: ObservedRoom
     last_token: int = 0
     """By the engine's calls so far; under the lock of the table, as ``finished``."""
     finished: bool = False
@@ -76,7 +78,7 @@ class PrefillSide(Side[SenderRoom]):
 
     def open_room(self, number: int) -> Sender:
         """A sender for a free room number. Raises `RoomError` if it is in use."""
-        entry = SenderRoom(Sender(number, self))
+        entry = SenderRoom(Sender(number, self), self.context.observation.record(number))
         self._begin(entry, lambda: self._open(entry))
         if self.announcer is not None:
             # Only we have the sender yet: nobody can have closed it.
@@ -152,6 +154,10 @@ class PrefillSide(Side[SenderRoom]):
         """The decode ranks that are joined."""
         return self._destinations.peers()
 
+    def figures(self) -> Figures:
+        """See `Side.figures`."""
+        return replace(super().figures(), tickets=len(self._writes), parked_offers=self.core.parked_offers)
+
     # Called by the control plane, on the control thread, as all that follows.
 
     def on_disconnected(self, peer: str, reason: str) -> None:
@@ -186,12 +192,28 @@ class PrefillSide(Side[SenderRoom]):
         if self._digests.holds(completion):
             return
         write = self._writes.ended(completion.ticket)
+        if self.context.observation.detailed:
+            self._tell_written(write, completion)
         digest_error = self._digests.error(completion.ticket)
         if completion.error:
             self._destinations.give_up_if_dead(write.peer, completion.error)
         else:
             self._count(write.room, write.moved)
         self.perform(self.core.written(completion.ticket, completion.error or digest_error, now, write.moved))
+
+    def _tell_written(self, write: Write, completion: Completion) -> None:
+        entry, destination = self.rooms.get(write.room), self._destinations.get(write.peer)
+        if entry is not None:
+            self.context.observation.chunk_written(
+                entry.record,
+                completion.ticket,
+                write.peer,
+                destination.index if destination else -1,
+                write.started,
+                write.moved,
+                write.pieces,
+                completion.error,
+            )
 
     # Rooms.
 
@@ -220,6 +242,9 @@ class PrefillSide(Side[SenderRoom]):
         entry.chunks.clear()
         entry.sent.clear()
         entry.aux = None
+
+    def _count_rows(self, entry: SenderRoom) -> int:
+        return sum(len(pages.rows) for chunk in list(entry.chunks.values()) for pages in chunk.values())
 
     def _count(self, number: int, moved: Mapping[str, int]) -> None:
         entry = self.rooms.get(number)
@@ -259,7 +284,8 @@ class PrefillSide(Side[SenderRoom]):
         if action.aux and entry.aux is not None:
             aux = bind_aux(self.context, destination.plan, entry.aux, offer.aux_row)
         chunk = entry.chunks[action.handle]
-        self._writes.start(action, destination, chunk, offer, aux)
+        observed = self.context.now() if self.context.observation.detailed else None
+        self._writes.start(action, destination, chunk, offer, aux, observed)
         if offer.digest:
             sent = entry.sent.setdefault(action.peer, Sent())
             self._digests.start(action, destination.plan, chunk, sent, entry.aux if action.aux else None)
@@ -286,4 +312,10 @@ class PrefillSide(Side[SenderRoom]):
             return done
         packed, moved = pack_aux(self.context, destination.plan, entry.aux)
         self._count(done.room, moved)
+        observation = self.context.observation
+        if observation.detailed and moved:
+            now = self.context.now()
+            observation.chunk_written(
+                entry.record, 0, peer, destination.index, now, moved, dict.fromkeys(moved, 1), transport=CONTROL
+            )
         return msgspec.structs.replace(done, bytes={**done.bytes, **moved}, aux=packed)

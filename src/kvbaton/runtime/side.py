@@ -18,10 +18,13 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, Protocol
 
 from kvbaton.errors import KVBatonError, TransferAborted, TransferFailed
-from kvbaton.protocol import Action, Message, RoomChanged, RowsReleased, Send, Status, decode
+from kvbaton.observe.base import Figures
+from kvbaton.protocol import Action, Message, RoomAccount, RoomChanged, RowsReleased, Send, Status, decode
+from kvbaton.runtime.aux_data import aux_nbytes
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Room
@@ -33,8 +36,13 @@ logger = logging.getLogger(__name__)
 class RoomCore(Protocol):
     """What `Side` asks of a core by itself."""
 
+    unexpected: Counter[str]
+
     def abort(self, room: int, reason: str, now: float) -> list[Action]:
         """Fail a room, if it has not ended."""
+
+    def account(self, room: int) -> RoomAccount | None:
+        """What there is to tell of a room."""
 
 
 class Side(ABC, Generic[Entry]):
@@ -77,6 +85,7 @@ class Side(ABC, Generic[Entry]):
         """Enter a room and take its first step. Raises `RoomError` if its number is in use."""
         with self.rooms.lock:
             self.rooms.add(entry)
+            self.context.observation.room_opened(entry.record)
             self._post(entry, step)
 
     def _post(self, entry: Entry, step: Callable[[], list[Action]]) -> None:
@@ -95,6 +104,7 @@ class Side(ABC, Generic[Entry]):
             # The first of each kind is worth a line; strangers could fill the log with the rest.
             level = logging.WARNING if self.malformed[kind] == 1 else logging.DEBUG
             logger.log(level, "%s: a frame of %s was dropped: %s", self._name, peer, error)
+            self.context.observation.frame_dropped(kind, str(error))
             self._on_malformed(peer, error)
             return
         for message in messages:
@@ -111,6 +121,24 @@ class Side(ABC, Generic[Entry]):
     @abstractmethod
     def peers(self) -> tuple[PeerRank, ...]:
         """The ranks of the other side that passed the handshake. On any thread."""
+
+    def figures(self) -> Figures:
+        """How things stand, but for the control plane. On any thread."""
+        rooms: Counter[str] = Counter()
+        quarantined = []
+        for entry in self.rooms.entries():
+            status = entry.room.poll()
+            rooms[status.value] += 1
+            if status is Status.FAILED and not entry.room.rows_released:
+                quarantined.append(self._count_rows(entry))
+        return Figures(
+            rooms=rooms,
+            quarantined_rooms=len(quarantined),
+            quarantined_rows=sum(quarantined),
+            peers=Counter(peer.transport for peer in self.peers()),
+            dropped_frames=dict(self.malformed),
+            ignored_messages=dict(self.core.unexpected),
+        )
 
     def on_turn(self, now: float) -> float | None:
         """Let time pass, and send what this turn had to say; returns when the next turn is due at the latest."""
@@ -162,6 +190,10 @@ class Side(ABC, Generic[Entry]):
     def _let_go(self, entry: Entry) -> None:
         """Drop what is kept for a room whose rows are released."""
 
+    @abstractmethod
+    def _count_rows(self, entry: Entry) -> int:
+        """The rows that belong to a room's transfer. On any thread."""
+
     def _carry_out(self, action: Action) -> list[Action]:
         """Carry out one action; subclasses add those of their own core. Returns what follows from it."""
         if isinstance(action, Send):
@@ -196,6 +228,9 @@ class Side(ABC, Generic[Entry]):
 
     def _close(self, entry: Entry) -> list[Action]:
         if entry.opened:
+            if not entry.room.poll().terminal:
+                # The core may forget it before we can tell how it ended.
+                self._take_account(entry)
             return self._close_in_core(entry.room.room)
         return self._fail(entry, f"the {self._noun} was closed before the room had ended", TransferAborted)
 
@@ -219,18 +254,31 @@ class Side(ABC, Generic[Entry]):
             logger.error("%s: room %d: an unforeseen error", self._name, number, exc_info=error)
         actions = self._fail(entry, str(error), TransferFailed)
         # Also where the core counts it as ended well.
-        entry.room.show(Status.FAILED, str(error))
+        self._show(entry, Status.FAILED, str(error), TransferFailed)
         return actions
 
     def _show(self, entry: Entry, status: Status, reason: str, error: type[TransferFailed]) -> None:
-        entry.room.show(status, reason, error)
-        if status is Status.FAILED:
-            # An engine that aborts knows why: that is part of every day's work.
-            level = logging.INFO if error is TransferAborted else logging.WARNING
-            logger.log(level, "%s: room %d failed: %s", self._name, entry.room.room, reason)
+        observation, room, record = self.context.observation, entry.room, entry.record
+        if room.poll().terminal:
+            return
+        if observation.detailed or status is Status.FAILED:
+            self._take_account(entry)
+        room.show(status, reason, error)
+        if status.terminal:
+            observation.room_ended(record, status, reason, error, room.bytes_by_component)
+        else:
+            observation.room_transferring(record)
+
+    def _take_account(self, entry: Entry) -> None:
+        """Put what the core knows of a room into its record."""
+        number = entry.room.room
+        account = self.core.account(number) if entry.opened else None
+        entry.record.rows = self._count_rows(entry)
+        self.context.observation.take_in(entry.record, account, partial(aux_nbytes, self.context))
 
     def _release(self, entry: Entry) -> None:
         self._let_go(entry)
         entry.room.show_released()
+        self.context.observation.rows_released(entry.record)
         with self.rooms.lock:
             self.rooms.remove_if_over(entry)

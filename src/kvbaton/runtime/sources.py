@@ -10,6 +10,7 @@ import msgspec
 from kvbaton.errors import (
     AuthenticationError,
     DeadlineExceeded,
+    HandshakeError,
     KVBatonError,
     PeerLost,
     TransferAborted,
@@ -90,6 +91,11 @@ class Sources:
         sources = dict.fromkeys(list(self._source_of_peer.values()))
         return tuple(rank for source in sources for link in list(source.links.values()) if (rank := link.rank))
 
+    @property
+    def unfenced(self) -> int:
+        """How many lost ranks may still write, as far as is proven."""
+        return len(self._lost)
+
     def only_replica(self, registry: str) -> SourceKey | None:
         """The key of the source that serves every room of a registry, if that is known."""
         key = SourceKey(registry, 0)
@@ -166,6 +172,7 @@ class Sources:
         if link.transport is not None:
             now = self._context.now()
             self._user.perform(self._core.peer_lost(peer, reason, now))
+            self._context.observation.peer_lost(peer, reason)
             # Also where it has nothing of ours to write to: what transports keep of it goes with the fence.
             self._lost.add(peer, registered.instance, link.transport)
             self._fence(now)
@@ -258,6 +265,8 @@ class Sources:
         name = link.part.name(link.index, len(link.hello.sources))
         self._user.perform(self._core.peer_joined(link.peer, link.index, welcome.parts, name))
         link.transport, link.aux, link.reason = transport, welcome.aux, welcome.reason
+        if link.rank is not None:
+            self._context.observation.peer_joined(link.peer, link.rank, link.part.plan)
         logger.info("decode: prefill rank %s writes by %s", registered.coords, welcome.reason or welcome.transport)
         if welcome.aux != link.hello.aux and not self._aux_logged:
             self._aux_logged = True
@@ -295,6 +304,8 @@ class Sources:
             logger.error("decode: a source failed in an unforeseen way", exc_info=error)
         source.failure = source.mismatch or (error if isinstance(error, KVBatonError) else KVBatonError(str(error)))
         logger.warning("decode: prefill source %s: %s", source.key.registry, source.failure)
+        if isinstance(source.failure, HandshakeError):
+            self._context.observation.handshake_refused(type(source.failure).__name__, str(source.failure))
         self._tell_rooms(source)
         self._retire(source)
         self._user.source_failed(source)
@@ -324,7 +335,9 @@ class Sources:
             self._context.hang_up(peer, LAST_WORDS_MILLISECONDS)
             del self._source_of_peer[peer]
             if link.joined:
-                self._user.perform(self._core.peer_lost(peer, "its source was given up", self._context.now()))
+                reason = "its source was given up"
+                self._user.perform(self._core.peer_lost(peer, reason, self._context.now()))
+                self._context.observation.peer_lost(peer, reason)
         source.links.clear()
 
     def _fence(self, now: float) -> None:

@@ -6,6 +6,7 @@ import threading
 from typing import Generic, Protocol, TypeVar
 
 from kvbaton.errors import RoomError
+from kvbaton.observe.base import ObservedRoom
 from kvbaton.runtime.rooms import Room
 
 
@@ -15,6 +16,10 @@ class RoomEntry(Protocol):
     @property
     def room(self) -> Room:
         """What the engine holds."""
+
+    @property
+    def record(self) -> ObservedRoom:
+        """What observers are told of it."""
 
     @property
     def opened(self) -> bool:

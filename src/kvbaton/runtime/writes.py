@@ -17,6 +17,10 @@ class Write(NamedTuple):
     peer: str = ""
     moved: Mapping[str, int] = {}
     """Bytes by component."""
+    pieces: Mapping[str, int] = {}
+    """Contiguous runs by component, where somebody wants to know."""
+    started: float = 0.0
+    """When it began, where somebody wants to know; in seconds of the rank's clock."""
 
 
 class Writes:
@@ -35,15 +39,21 @@ class Writes:
         chunk: Mapping[str, Pages],
         offer: Offer,
         aux: Mapping[str, list[Transfer]],
+        observed: float | None = None,
     ) -> None:
         """Write the pieces and slots that ``action`` names, from the rows of ``chunk`` to those of the ``offer``.
 
         ``aux`` goes along: transfers that are bound already, by component. Where it raises, nothing was started.
+        ``observed`` is the time, where somebody wants to know it and how many pieces there are.
         """
         bound = {**_bind(destination.plan, action, chunk, offer), **aux}
         moved = {name: sum(each.nbytes for each in transfers) for name, transfers in bound.items()}
         transfers = [each for transfers in bound.values() for each in transfers]
-        self._under_way[action.ticket] = Write(action.room, action.peer, moved)
+        write = Write(action.room, action.peer, moved)
+        if observed is not None:
+            pieces = {name: sum(each.pieces for each in transfers) for name, transfers in bound.items()}
+            write = write._replace(pieces=pieces, started=observed)
+        self._under_way[action.ticket] = write
         try:
             destination.transport.write(destination.remote, transfers, action.ticket)
         except BaseException:

@@ -12,9 +12,11 @@ from typing import Any
 
 from kvbaton.engines.base import Engine, Tokenizer
 from kvbaton.errors import KVBatonError
+from kvbaton.observe import Metrics
 from kvbaton.registry.server import BodyTooLarge, read_body
 from kvbaton.serve.bodies import BadRequest, Job, Parser
 from kvbaton.serve.generation import Progress, RequestFailed, Service
+from kvbaton.serve.observing import add_service, in_trace_of
 from kvbaton.serve.refusals import Refusals
 from kvbaton.serve.replies import DONE, ChatShape, CompletionShape, GenerateShape, Shape, encode, error_body, event
 
@@ -39,11 +41,12 @@ def make_app(
     max_requests: int = 1024,
     request_seconds: float = 1800.0,
     refusals: Refusals | None = None,
+    metrics: Metrics | None = None,
 ) -> FastAPI:
     """Make the app; its `Service` is ``app.state.service``.
 
     ``extra_info`` is added to ``/server_info``. ``refusals`` is the list that a prefill server keeps beside its
-    registry.
+    registry. ``metrics`` are shown at ``/metrics``.
     """
     app = FastAPI(title="kvbaton", docs_url=None, redoc_url=None, openapi_url=None)
     service = Service(engine, tokenizer, max_requests, request_seconds, refusals)
@@ -62,9 +65,11 @@ def make_app(
             job = await asyncio.to_thread(parse, body, request_id)
             streaming = job.stream
             reply = shape(request_id, job)
-            return await (
-                _streamed(request, service, job, reply) if streaming else _whole(request, service, job, reply)
-            )
+            # The engine opens its rooms in the trace of the request.
+            with in_trace_of(request.headers):
+                return await (
+                    _streamed(request, service, job, reply) if streaming else _whole(request, service, job, reply)
+                )
         except BadRequest as error:
             return _error(400, str(error), streaming)
         except BodyTooLarge as error:
@@ -142,6 +147,15 @@ def make_app(
                 "max_context_length": info.context_length,
             }
         )
+
+    if metrics is not None:
+        add_service(metrics, service)
+
+        @app.get("/metrics")
+        async def show_metrics() -> Response:
+            # It asks every manager for its rooms.
+            text = await asyncio.to_thread(metrics.text)
+            return Response(text, media_type=metrics.content_type)
 
     return app
 

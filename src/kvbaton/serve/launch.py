@@ -15,9 +15,13 @@ from typing import Any
 from kvbaton.address import is_wildcard
 from kvbaton.engines.base import Engine, Role, Tokenizer
 from kvbaton.errors import ConfigurationError
-from kvbaton.registry.server import RegistryServer
+from kvbaton.observe import Observer
+
+from kvbaton.registry.server import RegistryServer  # isort: skip
+from kvbaton.registry.metrics import metrics_port
 from kvbaton.secret import Secret, check_exposure
 from kvbaton.serve.app import make_app
+from kvbaton.serve.observing import add_metrics_of, server_metrics, server_observers
 from kvbaton.serve.processes import PDCluster, ProcessFailed, free_ports
 from kvbaton.serve.refusals import Refusals, add_routes
 from kvbaton.serve.router import router_command, router_environment
@@ -105,9 +109,22 @@ def run_router(
         return 0
 
 
-def run_registry(host: str = "127.0.0.1", port: int = 8998, tell: Callable[[str], None] = print) -> None:
-    """Run a registry by itself until SIGTERM or SIGINT. Raises `ConfigurationError` if the address cannot be used."""
-    with _stop_signal() as stop, RegistryServer(host, port) as server:
+def run_registry(
+    host: str = "127.0.0.1",
+    port: int = 8998,
+    tell: Callable[[str], None] = print,
+    *,
+    metrics_at: int | None = None,
+) -> None:
+    """Run a registry by itself until SIGTERM or SIGINT. Raises `ConfigurationError` if the address cannot be used.
+
+    ``metrics_at`` is a port for its metrics alone: where there is a secret, nobody else may ask the registry.
+    """
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(_stop_signal())
+        server = stack.enter_context(RegistryServer(host, port))
+        if metrics_at is not None:
+            tell(f"metrics at port {stack.enter_context(metrics_port(server.app, host, metrics_at))}")
         where = f"port {server.port} of every address" if is_wildcard(server.host) else server.url
         tell(f"registry at {where}; Ctrl-C stops it")
         stop.wait()
@@ -180,6 +197,7 @@ def _serve(
     build: EngineBuilder | None,
     options: Mapping[str, Any] | None,
 ) -> None:
+    metrics = server_metrics()
     if build is None:
         try:
             from kvbaton.engines.hf import open_engine
@@ -188,6 +206,7 @@ def _serve(
                 f"the Transformers engine cannot be loaded ({error}): install kvbaton[serve]"
             ) from error
         build = open_engine
+        options = _with_observers(options or {}, server_observers(metrics))
         if host != "localhost":
             options = {
                 **(options or {}),
@@ -207,7 +226,9 @@ def _serve(
             **(options or {}),
         )
         told = {"disaggregation_bootstrap_port": registry.port} if registry else {}
-        app = make_app(engine, tokenizer, extra_info=told, refusals=refusals)
+        if registry is not None:
+            add_metrics_of(metrics, registry.app.state.metrics)
+        app = make_app(engine, tokenizer, extra_info=told, refusals=refusals, metrics=metrics)
         # A second signal, while the engine gives its rows back, must not end the process at once.
         with _stop_signal() as stop:
             try:
@@ -228,6 +249,13 @@ def _with_addresses(options: Mapping[str, Any] | None, bind: str | None, adverti
     given = {name: text for name, text in (("bind", bind), ("advertise", advertise)) if text is not None}
     options = options or {}
     return {**options, "manager_options": {**options.get("manager_options", {}), **given}} if given else options
+
+
+def _with_observers(options: Mapping[str, Any], observers: Sequence[Observer]) -> dict[str, Any]:
+    """The options of an engine, with observers of its managers besides those that are there."""
+    given = options.get("manager_options") or {}
+    manager_options = {**given, "observers": [*given.get("observers", ()), *observers]}
+    return {**options, "manager_options": manager_options}
 
 
 def _check_model(model: str) -> None:
