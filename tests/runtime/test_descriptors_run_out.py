@@ -17,10 +17,11 @@ import kvbaton
 from kvbaton.doctor import wire as doctor_wire
 from kvbaton.protocol import Refused, decode
 from kvbaton.transport import tcp_wire, wire
+from kvbaton.transport.fabric import side
 
 SCRIPT = Path(__file__).with_name("exhausted_process.py")
 SOURCE = str(Path(kvbaton.__file__).parent.parent)
-FABRIC = wire.Dialect("memory", b"KVBMEMO\n", 1)
+FABRIC = wire.Dialect("memory", b"KVBMEMO\n", side.VERSION)
 
 
 class Process:

@@ -121,7 +121,9 @@ def ports() -> list[Port]:
             _connections(lambda where: where.tcp.port, greet=lambda where: (TCP, where.tcp)),
             3,
         ),
-        Port("tcp data port, no token", lambda where: _strangers(TCP), _connections(lambda where: where.strangers[0]), 2),
+        Port(
+            "tcp data port, no token", lambda where: _strangers(TCP), _connections(lambda where: where.strangers[0]), 2
+        ),
         Port(
             "fabric side channel",
             lambda where: side_frames_for_port(),
