@@ -59,7 +59,7 @@ def greeting(target, *, magic=tcp_wire.TCP.magic, version=tcp_wire.TCP.version, 
 
 def nonce_of(sock):
     magic, version, status, nonce, length = BEGINNING.unpack(sock.recv(BEGINNING.size, socket.MSG_WAITALL))
-    assert (magic, version, status, length) == (*tcp_wire.TCP[1:], wire.BEGIN, 0)
+    assert (magic, version, status, length) == (*tcp_wire.TCP[1:3], wire.BEGIN, 0)
     return nonce
 
 
@@ -193,10 +193,9 @@ def test_idle_strangers_cannot_keep_writers_out(target, bystander):
     target._receiver.lobby.most = 3
     idle = [dial(target) for _ in range(3)]
     assert eventually(lambda: len(target._receiver.lobby) == 3)
-    with dial(target) as sock:
-        sock.sendall(greeting(target))
-        assert sock.recv(12, socket.MSG_WAITALL)[10] == wire.ACCEPTED
-    assert idle[0].recv(12, socket.MSG_WAITALL)[10] == wire.FULL
+    greeted(target).close()
+    nonce_of(idle[0])
+    assert idle[0].recv(BEGINNING.size, socket.MSG_WAITALL)[10] == wire.FULL
     assert closed(idle[0])
     assert target.counters == {"full": 1}
     writer = TcpTransport("writer")
