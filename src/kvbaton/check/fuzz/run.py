@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -72,10 +73,9 @@ def inputs_of(decoder: Decoder, count: int, seed: str, *, systematic: bool) -> I
 
 
 def _values(decoder: Decoder, seed: str) -> Iterator[bytes]:
-    pack, unpack = {
-        "msgpack": (msgspec.msgpack.encode, msgspec.msgpack.decode),
-        "json": (msgspec.json.encode, msgspec.json.decode),
-    }[decoder.values]
+    kind = msgspec.msgpack if decoder.values == "msgpack" else msgspec.json
+    pack: Callable[[Any], bytes] = kind.encode
+    unpack: Callable[[bytes], Any] = kind.decode
     mutator = ValueMutator(seed, [unpack(example[decoder.head :]) for example in decoder.examples])
     while True:
         try:
