@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from kvbaton.doctor import wire
+from kvbaton.doctor import session, wire
 from kvbaton.doctor.examine import measure_peer, try_transports
 from kvbaton.doctor.measure import measure
 from kvbaton.doctor.serve import DoctorServer
@@ -210,6 +210,21 @@ def test_a_visitor_that_is_no_doctor_harms_nobody(server, said, monkeypatch):
             assert sock.recv(100) == b""
     *_, last = measure(str(server.address), ("shm",))
     assert [each.state for each in last.transports] == ["works"]
+
+
+@pytest.mark.parametrize("said", [(), (wire.Ping(),)])
+def test_a_visitor_that_falls_silent_gives_its_place_to_others(monkeypatch, said):
+    monkeypatch.setattr(session, "IDLE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        visitor = socket.create_connection(listener.getsockname())
+        here, _ = listener.accept()
+    with visitor, here:
+        visitor.settimeout(30)
+        wire.send(visitor, wire.Greeting(wire.VERSION, ()))
+        for message in said:
+            wire.send(visitor, message)
+        with pytest.raises(ProtocolError, match=r"said nothing for 0\.1 s"):
+            serve_visit(here)
 
 
 def warnings(caplog, words):

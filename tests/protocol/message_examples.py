@@ -15,6 +15,7 @@ from kvbaton.protocol import (
     rows_to_bytes,
 )
 from kvbaton.protocol.messages import PROTOCOL_VERSION
+from kvbaton.protocol.packed import pack_layout
 
 
 def small_layout(rank=0, size=1, rows=4):
@@ -34,10 +35,10 @@ EXAMPLES = {
         version=PROTOCOL_VERSION,
         instance="decode-1",
         model="tiny",
-        layout=small_layout(),
+        layout=pack_layout(small_layout()),
         destination_index=1,
         destinations=2,
-        sources=(small_layout(0, 2), small_layout(1, 2)),
+        sources=(pack_layout(small_layout(0, 2)), pack_layout(small_layout(1, 2))),
         source_index=1,
         transports={"shm": b"\x00\xff", "tcp": b"10.0.0.1:9"},
         striped=True,

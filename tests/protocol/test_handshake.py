@@ -17,6 +17,7 @@ from kvbaton.protocol import (
     refusal,
     refuse,
 )
+from kvbaton.protocol.packed import pack_layout
 
 HEADS = 4
 
@@ -56,6 +57,8 @@ def hello(sources, own, *, source_index=0, destination_index=0, destinations=1, 
         source_index=source_index,
         transports={"tcp": b"t", "shm": b"s"},
     )
+    if "layout" in changes:
+        changes["layout"] = pack_layout(changes["layout"])
     (decoded,) = decode(encode(msgspec.structs.replace(message, **changes)))
     return decoded
 

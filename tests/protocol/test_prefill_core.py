@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import re
 
@@ -311,20 +312,41 @@ def test_a_room_in_use_by_others_is_refused_to_strangers():
 
 
 def test_early_offers_are_bounded_in_number_and_bytes_and_expire():
-    core = core_with()
-    for room in (1, 2, 3):
-        assert core.handle("d0", offer(room=room, epoch=room), float(room)) == []
-    abort, ack = sent(core.handle("d0", offer(room=4, epoch=4), 3.0))
+    core = core_with(share(of=3), share(index=1, of=3), share(index=2, of=3))
+    for room, peer in ((1, "d0"), (2, "d1"), (3, "d2")):
+        assert core.handle(peer, offer(room=room), float(room)) == []
+    abort, ack = sent(core.handle("d0", offer(room=4, epoch=2), 3.0))
     assert "limit 3" in abort.reason
     assert ack.drained
     assert core.next_deadline() == 11.0
     assert core.tick(10.9) == []
     assert [message.room for message in sent(core.tick(12.5))] == [1, 1, 2, 2]
-    abort, _ = sent(core.handle("d0", offer(room=5, epoch=5, rows=range(200)), 12.0))
+    abort, _ = sent(core.handle("d0", offer(room=5, epoch=3, rows=range(200)), 12.0))
     assert "limit 1000" in abort.reason
     assert core.table_sizes()["parked"] == 1
-    core.peer_lost("d0", "gone", 13.0)
+    for peer in ("d0", "d1", "d2"):
+        core.peer_lost(peer, "gone", 13.0)
     assert not any(core.table_sizes().values())
+
+
+@pytest.mark.parametrize(("rows", "held"), [((1,), 8), (range(100), 5)])
+def test_a_peer_that_offers_without_end_leaves_room_for_others(rows, held):
+    """One of them may have half of the places, and of the bytes; another one gets what it needs."""
+    core = PrefillCore(dataclasses.replace(LIMITS, parked_offers=16, parked_bytes=8000))
+    for index in range(2):
+        core.peer_joined(f"d{index}", share(index=index, of=2))
+    refused = []
+    for room in range(40):
+        refused += sent(core.handle("d0", offer(room=room, epoch=room + 1, rows=rows), 0.0))
+    assert core.table_sizes()["parked"] == held
+    assert len(refused) == 2 * (40 - held)
+    assert "may fill as much as it leaves free" in refused[0].reason
+    for room in range(2):
+        assert core.handle("d1", offer(room=room, epoch=room + 1, rows=rows), 0.0) == []
+    # What it held is its own again once a room was opened.
+    core.open(0, 0.0)
+    assert core.table_sizes()["parked"] == held
+    core.close(0, 0.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted).map(tuple), max_size=8))

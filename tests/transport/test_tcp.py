@@ -17,6 +17,7 @@ from kvbaton.memory import Region
 from kvbaton.plan.boxes import Boxes, Transfer
 from kvbaton.transport import inbound, tcp_wire, wire
 from kvbaton.transport.conformance.case import CANARY, rows
+from kvbaton.transport.dial import PAUSES
 from kvbaton.transport.tcp import TcpTransport
 
 HEADER = struct.Struct("<4sBxxxIIqQ")
@@ -180,27 +181,58 @@ def test_a_refused_part_makes_the_whole_ticket_fail(target):
         assert (ticket, bool(error)) == (5, True)
 
 
-def test_who_says_nothing_is_cut_off(target, bystander, monkeypatch):
-    monkeypatch.setattr(inbound, "GREETING_SECONDS", 0.1)
+def test_who_says_nothing_is_cut_off(target, bystander):
+    target._receiver.lobby.seconds = 0.1
     with dial(target) as sock:
         sock.sendall(b"K")
         assert closed(sock)
 
 
-def test_only_so_many_may_wait_in_the_handshake(target, bystander, monkeypatch):
-    monkeypatch.setattr(inbound, "MAX_PENDING", 3)
-    waiting = [dial(target) for _ in range(3)]
-    assert eventually(lambda: target._receiver.connections == 4)
-    with dial(target) as sock:
-        assert closed(sock)
+def test_idle_strangers_cannot_keep_writers_out(target, bystander):
+    """The port is full of connections that say nothing: the one that waits longest goes, and writers come in."""
+    target._receiver.lobby.most = 3
+    idle = [dial(target) for _ in range(3)]
+    assert eventually(lambda: len(target._receiver.lobby) == 3)
+    greeted(target).close()
+    nonce_of(idle[0])
+    assert idle[0].recv(BEGINNING.size, socket.MSG_WAITALL)[10] == wire.FULL
+    assert closed(idle[0])
     assert target.counters == {"full": 1}
     writer = TcpTransport("writer")
+    writer.register([Region.of(np.zeros(64, dtype=np.uint8))])
+    for _ in range(3):
+        idle += [dial(target) for _ in range(30)]
+        writer.disconnect(writer.connect(target.describe()))
+    writer.close()
+    for sock in idle:
+        sock.close()
+    assert eventually(lambda: (target._receiver.connections, len(target._receiver.lobby)) == (1, 0))
+
+
+def test_a_writer_tries_again_where_there_is_no_room(target, bystander, monkeypatch):
+    monkeypatch.setattr(inbound, "MAX_CONNECTIONS", 2)
+    first, writer = greeted(target), TcpTransport("writer", streams=1)
+    writer.register([Region.of(np.zeros(64, dtype=np.uint8))])
     with pytest.raises(TransportUnavailable, match=r"the peer .* refused: it is full"):
         writer.connect(target.describe())
+    tries = target.counters["full"]
+    assert tries == len(PAUSES) + 1
+    leaves = threading.Thread(target=lambda: eventually(lambda: target.counters["full"] > tries) and first.close())
+    leaves.start()
+    writer.disconnect(writer.connect(target.describe()))
+    leaves.join()
     writer.close()
-    for sock in waiting:
-        sock.close()
-    assert eventually(lambda: target._receiver.connections == 1)
+
+
+@pytest.mark.parametrize(
+    "host", ["a\0b", "x" * 300, "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "", "..", "-"]
+)
+def test_a_host_that_cannot_be_dialled(target, host):
+    described = msgspec.structs.replace(tcp_wire.decode_descriptor(target.describe()), host=host, port=1)
+    writer = TcpTransport("writer")
+    with pytest.raises(TransportUnavailable, match="cannot connect"):
+        writer.connect(msgspec.msgpack.encode(described))
+    writer.close()
 
 
 def test_a_wrong_token_is_said_to_the_writer(target):

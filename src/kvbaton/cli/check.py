@@ -63,6 +63,32 @@ def transports(
     raise typer.Exit(0 if passed else 1)
 
 
+@app.command()
+def fuzz(
+    inputs: Annotated[
+        int, typer.Option(min=1, help="Inputs for all of it together; one in 100 goes to a port.")
+    ] = 300_000,
+    seed: Annotated[Optional[int], typer.Option(min=0, help="Same number, same inputs; else a fresh one.")] = None,  # noqa: UP045
+    only: Annotated[str, typer.Option(help="Decoders and ports by name, separated by semicolons; else all.")] = "",
+    replay: Annotated[str, typer.Option(help="One input in hexadecimal, for the decoder that --only names.")] = "",
+    processes: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
+    json: Annotated[str, typer.Option(help="Where the figures are written as JSON; - is standard output.")] = "",
+) -> None:
+    """Feed everything that reads what comes from outside with changed valid inputs: decoders, and the ports.
+
+    The exit code is 1 if one of them did anything but take or refuse an input; it is printed with the command that
+    repeats it.
+    """
+    import secrets
+
+    from kvbaton.check.fuzz.report import check_fuzz
+
+    chosen = secrets.randbelow(1 << 32) if seed is None else seed
+    wanted = [name.strip() for name in only.split(";") if name.strip()]
+    passed = check_fuzz(inputs, chosen, wanted, processes=processes, json_to=json, replayed=replay)
+    raise typer.Exit(0 if passed else 1)
+
+
 def _options(given: list[str]) -> dict[str, str]:
     from kvbaton.errors import ConfigurationError
 

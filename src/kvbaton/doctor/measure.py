@@ -97,6 +97,8 @@ def _measure_transport(sock: socket.socket, offers: wire.Offers, name: str) -> M
         writer = _Writer(transport, peer)
         small, large = rows_transfer(SMALL_BYTES, SMALL_BYTES), rows_transfer(MEMORY_BYTES)
         round_trip = statistics.median(_times(lambda: writer.write(small), ROUND_TRIPS))
+        # It may take a while: the peer shall not take us for gone.
+        _ask(sock, wire.Ping())
         seconds = _times(lambda: writer.write(large), ROUND_TRIPS)
         if _ask(sock, wire.Check()).checksum != zlib.crc32(memory.array.data):
             return Measured(name, "fails", "writes ended without an error, but their bytes are not all there")

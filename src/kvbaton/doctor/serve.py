@@ -30,6 +30,8 @@ GREETING_SECONDS = 5.0
 WAITING = 16
 """Connections that may be looked at or served at a time; others are told that it is busy."""
 TURN_AWAY_SECONDS = 1.0
+PAUSE_SECONDS = 0.2
+"""How long nobody is taken after that failed."""
 
 
 class DoctorServer:
@@ -69,8 +71,14 @@ class DoctorServer:
             readable, _, _ = select.select([self._listener], [], [], 0.2)
             if not readable:
                 continue
-            with contextlib.suppress(OSError):
+            try:
                 visitor, address = self._listener.accept()
+            except OSError as error:
+                # Out of descriptors, most likely: the visitor waits in the queue.
+                self._warn("accept", "doctor: no visitor can be taken: %s", error)
+                self._closed.wait(PAUSE_SECONDS)
+                continue
+            with contextlib.suppress(OSError):
                 if not self._room.acquire(blocking=False):
                     self._warn("crowd", "doctor: %s came while %d others were here", address[0], WAITING)
                     with visitor:

@@ -11,6 +11,7 @@ import platform
 import select
 import socket
 import sys
+import time
 import uuid
 import zlib
 
@@ -23,6 +24,8 @@ from kvbaton.transport import NAMES, Transport, create
 
 TURN_SECONDS = 0.02
 """How often transports are polled while nothing is said."""
+IDLE_SECONDS = 30.0
+"""How long a visitor may say nothing: others wait for its place. Who measures says something after each phase."""
 
 
 class Visit:
@@ -78,7 +81,7 @@ class Visit:
 
 
 def serve_visit(sock: socket.socket) -> None:
-    """Answer until the visitor hangs up. Raises `ProtocolError` for what no doctor says, or ``OSError``."""
+    """Answer until the visitor hangs up. Raises `ProtocolError` for what no doctor says, or nothing, or ``OSError``."""
     greeting = wire.expect(sock, wire.Greeting)
     if greeting.version != wire.VERSION:
         wire.send(sock, wire.Offers(wire.VERSION, platform.node(), library_versions(), {}, {}))
@@ -86,16 +89,20 @@ def serve_visit(sock: socket.socket) -> None:
     visit = Visit(sock, greeting.transports)
     try:
         wire.send(sock, visit.offers())
+        give_up = time.monotonic() + IDLE_SECONDS
         while True:
             readable, _, _ = select.select([sock], [], [], TURN_SECONDS)
             for transport in visit.transports.values():
                 transport.poll()
             if not readable:
+                if time.monotonic() > give_up:
+                    raise ProtocolError(f"the visitor said nothing for {IDLE_SECONDS:g} s")
                 continue
             message = wire.receive(sock)
             if message is None:
                 return
             wire.send(sock, visit.answer(message))
+            give_up = time.monotonic() + IDLE_SECONDS
     finally:
         visit.close()
 

@@ -13,22 +13,22 @@ from typing import NoReturn
 
 from kvbaton.errors import LayoutError
 from kvbaton.layout.kinds import Kind
+from kvbaton.layout.limits import (
+    MAX_AXES,
+    MAX_BYTES,
+    MAX_COMPONENTS,
+    MAX_LAYER,
+    MAX_NAME,
+    MAX_PAGE_SIZE,
+    MAX_PERIOD,
+    MAX_RANKS,
+    MAX_SPANS,
+    MAX_SPANS_IN_ALL,
+    MAX_TENSORS,
+)
 from kvbaton.layout.nouns import DTYPE_BYTES, TOKEN, Axis, Component, Coords, Ownership, RankLayout, Tensor
 from kvbaton.layout.overlap import check_overlap
 from kvbaton.layout.scales import check_scales
-
-MAX_COMPONENTS = 256
-MAX_TENSORS = 1 << 13
-MAX_AXES = 8
-MAX_SPANS = 1024
-MAX_NAME = 128
-MAX_PAGE_SIZE = 1 << 20
-MAX_LAYER = 1 << 20
-MAX_RANKS = 1 << 20
-MAX_PERIOD = 1 << 20
-"""Tokens after which the ownership of a rank repeats (``unit * modulus``)."""
-MAX_BYTES = 1 << 50
-"""Bound of every size, stride, offset and row count."""
 
 
 def check_layout(layout: RankLayout, region_bytes: Sequence[int] | None) -> None:
@@ -46,13 +46,14 @@ def check_layout(layout: RankLayout, region_bytes: Sequence[int] | None) -> None
     if sum(len(component.tensors) for component in layout.components) > MAX_TENSORS:
         _fail("layout", f"more than {MAX_TENSORS} tensors")
     names: set[str] = set()
+    spans = 0
     for component in layout.components:
         _check_name(component.name, "layout", "component")
         if component.name in names:
             _fail(f"component {component.name}", "is listed twice; merge the tensors into one component")
         names.add(component.name)
         _check_types(component)
-        _check_component(component, layout.owned_of(component), region_bytes)
+        spans += _check_component(component, layout.owned_of(component), region_bytes, MAX_SPANS_IN_ALL - spans)
     if region_bytes is not None:
         check_overlap(layout.components)
 
@@ -98,7 +99,10 @@ def _check_kind(kind: Kind, where: str) -> None:
         _fail(where, "rows of a request have no ratio, window, tail or ring, and are never counted by prefix")
 
 
-def _check_component(component: Component, owned: Ownership, region_bytes: Sequence[int] | None) -> None:
+def _check_component(
+    component: Component, owned: Ownership, region_bytes: Sequence[int] | None, spans_left: int
+) -> int:
+    """Check a component; returns the spans of its tensors, where equal axes count once."""
     where = f"component {component.name}"
     kind = component.kind
     _check_kind(kind, where)
@@ -124,6 +128,7 @@ def _check_component(component: Component, owned: Ownership, region_bytes: Seque
     seen: set[tuple[str, int]] = set()
     # Layers mostly share their axes: what was found good once needs no second look.
     good: dict[tuple[tuple[Axis, ...], str], int] = {}
+    spans = known = 0
     for tensor in component.tensors:
         _check_name(tensor.role, where, "role")
         _integer(tensor.layer, 0, MAX_LAYER, f"{where}, role {tensor.role}", "layer")
@@ -132,7 +137,17 @@ def _check_component(component: Component, owned: Ownership, region_bytes: Seque
             _fail(place, "is listed twice in this component; roles must differ within a layer")
         seen.add((tensor.role, tensor.layer))
         _check_tensor(component, tensor, region_bytes, place, good)
+        if len(good) > known:
+            known = len(good)
+            spans += sum(len(axis.spans) for axis in tensor.axes)
+            if spans > spans_left:
+                _fail(
+                    place,
+                    f"up to here unlike tensors have more than {MAX_SPANS_IN_ALL} spans; give tensors that are alike "
+                    "the same axes",
+                )
     check_scales(component)
+    return spans
 
 
 def _check_tensor(

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from kvbaton.layout.limits import PageSize, Size
+
 
 class Kind(msgspec.Struct, frozen=True, array_like=True):
     """How the rows of a component relate to the tokens of a request.
@@ -29,9 +31,9 @@ class Kind(msgspec.Struct, frozen=True, array_like=True):
     """
 
     per: Literal["token", "request"] = "token"
-    ratio: int = 1
-    window: int = 0
-    tail: int = 0
+    ratio: PageSize = 1
+    window: Size = 0
+    tail: PageSize = 0
     ring: bool = False
     reused: bool = True
     aux: bool = False

@@ -7,11 +7,27 @@ are plain data: they travel in the handshake as they are. `kvbaton.layout.check`
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from kvbaton.layout.kinds import Kind
+from kvbaton.layout.limits import (
+    MAX_AXES,
+    MAX_COMPONENTS,
+    MAX_SPANS,
+    MAX_TENSORS,
+    Layer,
+    Name,
+    Number,
+    PageSize,
+    Period,
+    Rank,
+    Size,
+)
 
-Span = tuple[int, int]
+Span = tuple[Size, Size]
 """``(start, count)``: a run of global indices along an axis."""
 
 DTYPE_BYTES: dict[str, int] = {
@@ -42,10 +58,10 @@ class Axis(msgspec.Struct, frozen=True, array_like=True):
     convolution state are three spans; a replicated axis is the span ``(0, size)`` on every rank.
     """
 
-    name: str
-    size: int
-    stride: int
-    spans: tuple[Span, ...]
+    name: Name
+    size: Size
+    stride: Size
+    spans: Annotated[tuple[Span, ...], Meta(max_length=MAX_SPANS)]
 
     @property
     def local_size(self) -> int:
@@ -67,15 +83,15 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     share one.
     """
 
-    role: str
-    layer: int
-    region: int
-    offset: int
-    rows: int
-    row_stride: int
-    dtype: str
-    axes: tuple[Axis, ...]
-    scale: str = ""
+    role: Name
+    layer: Layer
+    region: Number
+    offset: Size
+    rows: Size
+    row_stride: Size
+    dtype: Name
+    axes: Annotated[tuple[Axis, ...], Meta(max_length=MAX_AXES)]
+    scale: Name = ""
     factor: float = 1.0
 
     @property
@@ -91,9 +107,9 @@ class Ownership(msgspec.Struct, frozen=True, array_like=True):
     tokens densely: token ``t`` is the rank's local token ``(t // (unit * modulus)) * unit + t % unit``.
     """
 
-    unit: int = 1
-    modulus: int = 1
-    remainder: int = 0
+    unit: Period = 1
+    modulus: Period = 1
+    remainder: Period = 0
 
     def local_count(self, tokens: int) -> int:
         """How many of the first ``tokens`` tokens of a request this rank holds."""
@@ -119,12 +135,12 @@ class Component(msgspec.Struct, frozen=True, array_like=True):
     the same ``pool`` may lie in the same memory: their rows are never in use at the same time.
     """
 
-    name: str
+    name: Name
     kind: Kind
-    tensors: tuple[Tensor, ...]
-    page_size: int = 1
+    tensors: Annotated[tuple[Tensor, ...], Meta(max_length=MAX_TENSORS)]
+    page_size: PageSize = 1
     owned: Ownership | None = None
-    pool: str = ""
+    pool: Name = ""
 
     @property
     def entries_per_row(self) -> int:
@@ -135,10 +151,10 @@ class Component(msgspec.Struct, frozen=True, array_like=True):
 class Coords(msgspec.Struct, frozen=True, array_like=True):
     """Where a rank stands: ``(rank, size)`` for tensor, pipeline, context and data parallelism."""
 
-    tp: tuple[int, int] = (0, 1)
-    pp: tuple[int, int] = (0, 1)
-    cp: tuple[int, int] = (0, 1)
-    dp: tuple[int, int] = (0, 1)
+    tp: tuple[Rank, Rank] = (0, 1)
+    pp: tuple[Rank, Rank] = (0, 1)
+    cp: tuple[Rank, Rank] = (0, 1)
+    dp: tuple[Rank, Rank] = (0, 1)
 
     def __str__(self) -> str:
         parts = [
@@ -164,7 +180,7 @@ class Coords(msgspec.Struct, frozen=True, array_like=True):
 class RankLayout(msgspec.Struct, frozen=True, array_like=True):
     """All that a peer must know about the memory of one rank."""
 
-    components: tuple[Component, ...]
+    components: Annotated[tuple[Component, ...], Meta(max_length=MAX_COMPONENTS)]
     coords: Coords = Coords()
     owned: Ownership = Ownership()
 

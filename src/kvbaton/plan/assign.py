@@ -17,6 +17,10 @@ from kvbaton.plan.tokens import choose_holders
 
 MAX_CELLS_IN_ALL = 1 << 17
 """Bound of the cells of all tensors of one destination that are not held alike."""
+MAX_HOLDINGS_IN_ALL = 1 << 20
+"""Bound of these cells times the source ranks that hold something of them."""
+MAX_CHOICES_IN_ALL = 1 << 23
+"""Bound of token classes times source ranks, over all components that are shared out unlike."""
 
 
 class _Source(NamedTuple):
@@ -38,14 +42,31 @@ class _Rules:
     """What `choose_holders` said: most groups of tensors ask it the same."""
     cells: int = 0
     """How many there are so far."""
+    holdings: int = 0
+    choices: int = 0
 
-    def count(self, cells: int, name: str) -> None:
+    def count(self, cells: int, holders: int, name: str) -> None:
         self.cells += cells
-        if self.cells > MAX_CELLS_IN_ALL:
+        self.holdings += cells * holders
+        if self.cells > MAX_CELLS_IN_ALL or self.holdings > MAX_HOLDINGS_IN_ALL:
             raise LayoutMismatch(
                 f"{name}: up to here the spans of all ranks cut unlike tensors into {self.cells} cells; at "
-                f"most {MAX_CELLS_IN_ALL} are allowed: give tensors that are alike the same axes and spans"
+                f"most {MAX_CELLS_IN_ALL} are allowed, and {MAX_HOLDINGS_IN_ALL} over all source ranks: give tensors "
+                "that are alike the same axes and spans"
             )
+
+    def choose(self, key: tuple[tuple[Ownership, ...], Ownership, tuple[int, ...]], name: str) -> _Chosen:
+        """As `choose_holders`, once for each key."""
+        if key not in self.chosen:
+            chosen = self.chosen[key] = choose_holders(*key, self.turn, self.striped)
+            self.choices += sum(len(tokens.remainders) for tokens in chosen[0] if tokens is not None)
+            if self.choices > MAX_CHOICES_IN_ALL:
+                raise LayoutMismatch(
+                    f"{name}, axis token: up to here the source ranks share the tokens of unlike components in "
+                    f"{self.choices} classes; at most {MAX_CHOICES_IN_ALL} are allowed: give components the same owned "
+                    "tokens and page size, or units that divide each other"
+                )
+        return self.chosen[key]
 
 
 def assign(
@@ -200,22 +221,31 @@ def _blocks(
     spans = [spans for _, _, spans in needed.axes]
     held_spans = [[spans for _, _, spans in holder.axes] for _, holder in holders]
     cuts, holds = partition(spans, held_spans, name)
-    rules.count(holds[0].size if len(holds) else 0, name)
+    rules.count(holds[0].size if len(holds) else 0, len(holds), name)
     if rules.complete and not holds.any(axis=0).all():
         _fail_uncovered(name, needed, holders, cuts, holds)
-    patterns, which = np.unique(holds.reshape(len(holders), -1).T, axis=0, return_inverse=True)
-    which = which.reshape(-1)
+    flat = holds.reshape(len(holders), -1)
     cells = every_cell(cuts)
     found: dict[tuple[int, TokenClasses], list[Cell]] = {}
-    for number, pattern in enumerate(patterns):
-        positions = [holders[index][0] for index in np.flatnonzero(pattern)]
+    for alike in _held_alike(flat):
+        positions = [holders[index][0] for index in np.flatnonzero(flat[:, alike[0]])]
         if not positions:
             continue
-        inside = [cells[index] for index in np.flatnonzero(which == number)]
+        inside = [cells[index] for index in alike]
         candidates = [named[position] for position in positions]
         for source, tokens in _senders(name, component, candidates, sources, destination, rules, stripe):
             found.setdefault((source, tokens), []).extend(inside)
     return [(source, merge(inside), tokens) for (source, tokens), inside in sorted(found.items())]
+
+
+def _held_alike(holds: Bools) -> list[list[int]]:
+    """The columns of ``holds``, those that are equal together; groups in the order of what they hold."""
+    packed = np.ascontiguousarray(np.packbits(holds, axis=0).T)
+    width, columns = packed.shape[1], packed.tobytes()
+    groups: dict[bytes, list[int]] = {}
+    for index in range(packed.shape[0]):
+        groups.setdefault(columns[index * width : (index + 1) * width], []).append(index)
+    return [groups[pattern] for pattern in sorted(groups)]
 
 
 def _senders(
@@ -233,10 +263,7 @@ def _senders(
     owned = tuple(sources[source.number].owned_of(source.component).in_entries(ratio) for source in candidates)
     needed = destination.owned_of(component)
     rows = *(source.component.entries_per_row for source in candidates), component.entries_per_row
-    key = (owned, needed.in_entries(ratio), rows)
-    if key not in rules.chosen:
-        rules.chosen[key] = choose_holders(*key, rules.turn, rules.striped)
-    chosen, missing = rules.chosen[key]
+    chosen, missing = rules.choose((owned, needed.in_entries(ratio), rows), name)
     if missing is not None and rules.complete:
         raise LayoutMismatch(
             f"{name}, axis token: the destination owns token {missing * ratio} (unit {needed.unit}, remainder "

@@ -20,7 +20,14 @@ from kvbaton.plan.stretch import Track
 from kvbaton.plan.template import template
 
 MAX_TABLE = 1 << 18
-"""Bound of the boxes of one component."""
+"""Bound of the boxes of a pair of ranks, all components together."""
+
+
+class _Room:
+    """How many boxes there is room for."""
+
+    def __init__(self) -> None:
+        self.left = MAX_TABLE
 
 
 class _Pair(NamedTuple):
@@ -49,6 +56,7 @@ def compile_pair(
         share = overlap(source, destination, cast=cast)
     kinds = {component.name: component.kind for layout in (source, destination) for component in layout.components}
     streams: dict[str, tuple[Stream, ...]] = {}
+    room = _Room()
     for component in destination.components:
         by_tokens: dict[TokenClasses, list[Part]] = {}
         for part in share.parts:
@@ -56,7 +64,9 @@ def compile_pair(
                 by_tokens.setdefault(part.tokens, []).append(part)
         if by_tokens:
             ends = _component(source, component.name, "source"), component
-            made = (_stream(source, destination, *ends, parts, tokens, cast) for tokens, parts in by_tokens.items())
+            made = (
+                _stream(source, destination, *ends, parts, tokens, cast, room) for tokens, parts in by_tokens.items()
+            )
             streams[component.name] = tuple(made)
     return PairPlan(streams, kinds)
 
@@ -76,6 +86,7 @@ def _stream(
     parts: list[Part],
     tokens: TokenClasses,
     cast: bool,
+    room: _Room,
 ) -> Stream:
     ratio = destination.kind.ratio
     owned = (
@@ -91,11 +102,11 @@ def _stream(
     sources, destinations = tensors_of(source), tensors_of(destination)
     pairs = [[_pair(part, layer, sources, destinations, cast) for layer in part.layers] for part in parts]
     if not destination.kind.has_tokens:
-        whole = single = _boxes(parts, pairs, _Geometry(0, (1, 1)))
+        whole = single = _boxes(parts, pairs, _Geometry(0, (1, 1)), room)
     else:
-        whole = single = _boxes(parts, pairs, _Geometry(unit, (pages[0] // unit, pages[1] // unit)))
+        whole = single = _boxes(parts, pairs, _Geometry(unit, (pages[0] // unit, pages[1] // unit)), room)
         if unit > 1:
-            single = _boxes(parts, pairs, _Geometry(1, pages))
+            single = _boxes(parts, pairs, _Geometry(1, pages), room)
     rows = [min(getattr(pair, side).rows for listed in pairs for pair in listed) for side in ("source", "destination")]
     return Stream(
         End("source", source.name, pages[0], rows[0], owned[0], rings[0]),
@@ -122,18 +133,17 @@ def _pair(part: Part, layer: int, sources: Tensors, destinations: Tensors, cast:
 _Alike = tuple[tuple[Axis, ...], tuple[Axis, ...], "Kind | None"]
 
 
-def _boxes(parts: list[Part], pairs: list[list[_Pair]], geometry: _Geometry) -> Boxes:
+def _boxes(parts: list[Part], pairs: list[list[_Pair]], geometry: _Geometry, room: _Room) -> Boxes:
     moved: list[Boxes] = []
     cast: list[Boxes] = []
-    total = 0
     for part, listed in zip(parts, pairs, strict=True):
         alike: dict[_Alike, list[_Pair]] = {}
         for pair in listed:
             kind = pair.change and pair.change.kind
             alike.setdefault((pair.source.axes, pair.destination.axes, kind), []).append(pair)
         for group in alike.values():
-            made = _place(part, group, geometry, MAX_TABLE - total)
-            total += len(made.shape)
+            made = _place(part, group, geometry, room.left)
+            room.left -= len(made.shape)
             (moved if made.cast is None else cast).append(made)
     return join([fold(join(moved)), *cast] if moved else cast)
 
@@ -146,7 +156,10 @@ def _place(part: Part, group: list[_Pair], geometry: _Geometry, most: int) -> Bo
     tracks = (Track.of(0, source), Track.of(1, destination), *scales)
     made = template(source.axes, destination.axes, tracks, dict(part.block), geometry.entries, name)
     if len(made.shape) * len(group) > most:
-        raise LayoutMismatch(f"{name}: the two layouts break each row into more than {MAX_TABLE} boxes")
+        raise LayoutMismatch(
+            f"{name}: up to here the two layouts break rows into more than {MAX_TABLE} boxes; hold the same indices "
+            "next to each other on both sides"
+        )
     shape = np.tile(made.shape, (len(group), 1))
     columns = [[pair.source for pair in group], [pair.destination for pair in group]]
     columns += map(list, zip(*(pair.change.scales for pair in group if pair.change is not None), strict=True))

@@ -25,6 +25,11 @@ MAX_MESSAGES = 256
 BUNDLE_BYTES = 1 << 20
 """Messages are put together up to so many bytes; a longer one travels by itself."""
 
+_MOST_OF_A_BUNDLE = HEAD_BYTES + 5 + BUNDLE_BYTES
+_SMALL_MAPS = range(0x80, 0x90)
+"""First bytes of a msgpack map of up to 15 keys, which each message is. Long frames that are anything else could hold
+millions of small values, and take long to decode."""
+
 _HEAD = MAGIC + PROTOCOL_VERSION.to_bytes(2, "little")
 _encoder = msgspec.msgpack.Encoder()
 _Bundle = Annotated[tuple[Message, ...], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -75,6 +80,10 @@ def decode(frame: bytes) -> tuple[Message, ...]:
         raise VersionMismatch(
             f"the peer speaks version {version} of the protocol, this side version {PROTOCOL_VERSION}: "
             "run the same release of kvbaton on both sides"
+        )
+    if len(frame) > _MOST_OF_A_BUNDLE and frame[HEAD_BYTES] not in _SMALL_MAPS:
+        raise ProtocolError(
+            f"a frame of {len(frame)} bytes is not a single message; several are at most {_MOST_OF_A_BUNDLE} bytes long"
         )
     try:
         decoded = _decoder.decode(memoryview(frame)[HEAD_BYTES:])

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvbaton.errors import HandshakeError, LayoutError, LayoutMismatch, SelfConnection, VersionMismatch
-from kvbaton.layout import RankLayout, check_layout
+from kvbaton.errors import HandshakeError, LayoutMismatch, SelfConnection, VersionMismatch
+from kvbaton.layout import RankLayout
 from kvbaton.plan import PairPlan, Share, assign, compile_pair
 from kvbaton.protocol.messages import PROTOCOL_VERSION, AuxPath, Hello, Refused, Welcome, short_reason
+from kvbaton.protocol.packed import Layouts, pack_layout, same_layout, unpack_layout, unpack_layouts
 from kvbaton.protocol.shares import ComponentNeed, PeerShare
 
 _REFUSALS = {error.__name__: error for error in (HandshakeError, LayoutMismatch, VersionMismatch, SelfConnection)}
@@ -30,6 +31,8 @@ class Accepted:
     """The source indices that will end with a Done."""
     transports: tuple[str, ...]
     """Those that both sides have, in the prefill side's order of preference; at least one."""
+    layout: RankLayout
+    """The decode rank's layout; it has passed `check_layout`."""
 
     def welcome(
         self, instance: str, transport: str, descriptor: bytes, *, aux: AuxPath = "control", reason: str = ""
@@ -56,15 +59,18 @@ def make_hello(
     cast: bool = False,
     aux: AuxPath = "control",
 ) -> Hello:
-    """Say who asks prefill rank ``source_index`` of the grid ``sources``; ``transports`` has descriptors by name."""
+    """Say who asks prefill rank ``source_index`` of the grid ``sources``; ``transports`` has descriptors by name.
+
+    Raises `HandshakeError` for a layout that is too large to travel.
+    """
     return Hello(
         version=PROTOCOL_VERSION,
         instance=instance,
         model=model,
-        layout=layout,
+        layout=pack_layout(layout),
         destination_index=destination_index,
         destinations=destinations,
-        sources=tuple(sources),
+        sources=tuple(pack_layout(source) for source in sources),
         source_index=source_index,
         transports=dict(transports),
         striped=striped,
@@ -84,13 +90,15 @@ def answer_hello(
     """Check everything that ``hello`` says against this prefill rank; ``transports`` in order of preference.
 
     Raises `VersionMismatch`, `SelfConnection`, `LayoutMismatch` or `HandshakeError`: `refuse` makes the answer of it.
+    What costs much comes last: a Hello from a stranger mostly fails before that.
     """
     _check_parties(hello, instance, model, layout)
     common = common_transports(transports, hello.transports)
-    shares = _shares(hello)
+    layouts = unpack_layouts(hello)
+    shares = _shares(hello, layouts)
     parts = expected_parts(shares)
-    plan = compile_pair(layout, hello.layout, shares[hello.source_index], cast=hello.cast)
-    return Accepted(_share(hello, plan, parts), plan, parts, common)
+    plan = compile_pair(layout, layouts.own, shares[hello.source_index], cast=hello.cast)
+    return Accepted(_share(hello, layouts.own, plan, parts), plan, parts, common, layouts.own)
 
 
 def refuse(instance: str, error: Exception) -> Refused:
@@ -124,7 +132,7 @@ def check_welcome(hello: Hello, welcome: Welcome, parts: tuple[int, ...] | None 
             "kvbaton on both sides"
         )
     if parts is None:
-        parts = expected_parts(_shares(hello))
+        parts = expected_parts(_shares(hello, unpack_layouts(hello)))
     if welcome.parts != parts:
         raise HandshakeError(
             f"{part} says that parts {list(welcome.parts)} send, the decode rank computes {list(parts)}: "
@@ -139,28 +147,21 @@ def refusal(hello: Hello, refused: Refused) -> HandshakeError:
     return _REFUSALS.get(refused.error, HandshakeError)(refused.reason)
 
 
-def _shares(hello: Hello) -> tuple[Share, ...]:
-    try:
-        for layout in (hello.layout, *hello.sources):
-            check_layout(layout, None)
-        return assign(
-            hello.sources,
-            hello.layout,
-            destination_index=hello.destination_index,
-            striped=hello.striped,
-            cast=hello.cast,
-        )
-    except LayoutError as error:
-        raise HandshakeError(
-            f"a layout in the hello of decode rank {hello.destination_index} does not hold together: {error}"
-        ) from None
+def _shares(hello: Hello, layouts: Layouts) -> tuple[Share, ...]:
+    return assign(
+        layouts.sources,
+        layouts.own,
+        destination_index=hello.destination_index,
+        striped=hello.striped,
+        cast=hello.cast,
+    )
 
 
-def _share(hello: Hello, plan: PairPlan, parts: tuple[int, ...]) -> PeerShare:
-    moving = [component for component in hello.layout.components if component.name in plan.components]
+def _share(hello: Hello, layout: RankLayout, plan: PairPlan, parts: tuple[int, ...]) -> PeerShare:
+    moving = [component for component in layout.components if component.name in plan.components]
     return PeerShare(
         components={
-            component.name: ComponentNeed(component.kind, hello.layout.owned_of(component))
+            component.name: ComponentNeed(component.kind, layout.owned_of(component))
             for component in moving
             if not component.kind.aux
         },
@@ -195,7 +196,10 @@ def _check_parties(hello: Hello, instance: str, model: str, layout: RankLayout) 
             f"the decode rank takes this prefill rank for number {hello.source_index} of {len(hello.sources)}: "
             "the source index counts from 0"
         )
-    believed = hello.sources[hello.source_index]
+    packed = hello.sources[hello.source_index]
+    if same_layout(packed, layout):
+        return
+    believed = unpack_layout(packed, f"the layout of part {hello.source_index} in the hello of the decode rank")
     if believed != layout:
         raise LayoutMismatch(
             f"the topology that the decode rank knows is stale: it takes part {hello.source_index} for a rank "

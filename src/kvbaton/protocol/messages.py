@@ -11,8 +11,6 @@ from typing import Annotated, Literal, Union
 import msgspec
 from msgspec import Meta
 
-from kvbaton.layout.nouns import RankLayout
-
 PROTOCOL_VERSION = 5
 """Both sides must speak the same version; it is in the head of each frame."""
 
@@ -52,15 +50,18 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True
     ``striped``: sources that hold the same data share the work by token stripes. ``cast``: dtypes, factors and scales
     may differ, and elements are cast on their way. The decode rank decides both. ``aux`` is how it would like aux data
     to travel; the Welcome says what comes of it.
+
+    Layouts are packed: a stranger may send large ones, and whoever takes in frames has no time to unpack them. See
+    `kvbaton.protocol.packed`.
     """
 
     version: Annotated[int, Meta(ge=0, le=0xFFFF)]
     instance: Name
     model: Text
-    layout: RankLayout
+    layout: msgspec.Raw
     destination_index: Rank
     destinations: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
-    sources: Annotated[tuple[RankLayout, ...], Meta(min_length=1, max_length=MAX_RANKS)]
+    sources: Annotated[tuple[msgspec.Raw, ...], Meta(min_length=1, max_length=MAX_RANKS)]
     source_index: Rank
     transports: Annotated[dict[Name, Descriptor], Meta(max_length=16)]
     striped: bool = False

@@ -18,7 +18,11 @@ class Parked(NamedTuple):
 
 
 class Parking:
-    """At most one Offer for each room and peer, the one of the newest epoch."""
+    """At most one Offer for each room and peer, the one of the newest epoch.
+
+    A peer may fill as much as it leaves free: one alone gets half, two get a third each. So one that offers without end
+    never takes the place of the others.
+    """
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._limits = deadlines
@@ -26,6 +30,7 @@ class Parking:
         self._peers_of_room: dict[int, set[str]] = {}
         self._rooms_of_peer: dict[str, set[int]] = {}
         self._bytes = 0
+        self._bytes_of_peer: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._by_age)
@@ -43,10 +48,19 @@ class Parking:
                 f"room {offer.room} is not open at the prefill side; it keeps {len(self._by_age)} early "
                 f"offers (limit {self._limits.parked_offers}), {self._bytes} bytes (limit {self._limits.parked_bytes})"
             )
+        own, own_bytes = len(self._rooms_of_peer.get(peer, ())), self._bytes_of_peer.get(peer, 0)
+        free, free_bytes = self._limits.parked_offers - len(self._by_age), self._limits.parked_bytes - self._bytes
+        if own and (own + 1 > free or own_bytes + size > free_bytes):
+            return (
+                f"room {offer.room} is not open at the prefill side; it keeps {own} early offers of this decode rank "
+                f"already ({own_bytes} bytes), and has room for {free} more of all ranks ({free_bytes} bytes): a rank "
+                "may fill as much as it leaves free"
+            )
         self._by_age[offer.room, peer] = Parked(peer, offer, now + self._limits.parked_seconds)
         self._peers_of_room.setdefault(offer.room, set()).add(peer)
         self._rooms_of_peer.setdefault(peer, set()).add(offer.room)
         self._bytes += size
+        self._bytes_of_peer[peer] = own_bytes + size
         return ""
 
     def get(self, room: int, peer: str) -> Offer | None:
@@ -59,7 +73,9 @@ class Parking:
         parked = self._by_age.pop((room, peer), None)
         if parked is None:
             return
-        self._bytes -= _size(parked.offer)
+        size = _size(parked.offer)
+        self._bytes -= size
+        self._bytes_of_peer[peer] -= size
         peers = self._peers_of_room[room]
         peers.discard(peer)
         if not peers:
@@ -67,7 +83,7 @@ class Parking:
         rooms = self._rooms_of_peer[peer]
         rooms.discard(room)
         if not rooms:
-            del self._rooms_of_peer[peer]
+            del self._rooms_of_peer[peer], self._bytes_of_peer[peer]
 
     def take(self, room: int) -> list[Parked]:
         """Forget, and return, the Offers of ``room``."""

@@ -70,7 +70,7 @@ class HttpRegistry(RegistryClient):
         path = f"/v1/topology?deployment={_quoted(deployment)}"
         if dp_rank is not None:
             path += f"&dp_rank={dp_rank}"
-        return self._decoded(path, self._call("GET", path), Topology, "a topology")
+        return self.decoded(path, self._call("GET", path), Topology, "a topology")
 
     def announce_rooms(self, instance: str, opened: Collection[int], closed: Collection[int]) -> dict[int, int]:
         """See `RegistryClient.announce_rooms`."""
@@ -79,7 +79,7 @@ class HttpRegistry(RegistryClient):
         body = self._call("POST", path, said, missing_is_none=True)
         if body is None:
             raise UnknownInstance(f"{self.url}: no rank with instance {instance!r} is registered: register again")
-        return self._decoded(path, body, dict[str, dict[int, int]], "about rooms").get("held", {})
+        return self.decoded(path, body, dict[str, dict[int, int]], "about rooms").get("held", {})
 
     def find_rooms(
         self, deployment: str, rooms: Collection[int], wait_seconds: float = 0.0, asker: str = ""
@@ -88,7 +88,7 @@ class HttpRegistry(RegistryClient):
         question = {"deployment": deployment, "rooms": list(rooms), "wait_seconds": wait_seconds, "asker": asker}
         path = "/v1/rooms/find"
         body = self._call("POST", path, msgspec.json.encode(question), patience=wait_seconds)
-        return self._decoded(path, body, FoundRooms, "about rooms")
+        return self.decoded(path, body, FoundRooms, "about rooms")
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> bytes | None:
         """Ask what is served beside a registry, signed likewise; None if the answer is that nothing is there.
@@ -97,7 +97,8 @@ class HttpRegistry(RegistryClient):
         """
         return self._call(method, path, body, missing_is_none=True)
 
-    def _decoded(self, path: str, body: bytes | None, kind: type[Answer], what: str) -> Answer:
+    def decoded(self, path: str, body: bytes | None, kind: type[Answer], what: str) -> Answer:
+        """The content of an answer. Raises `RegistryError` for one that is not ``what``."""
         try:
             return msgspec.json.decode(body or b"", type=kind)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

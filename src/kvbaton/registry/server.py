@@ -27,30 +27,38 @@ try:
     from starlette.requests import ClientDisconnect
 
     from kvbaton.registry.guard import BodyDiffers, Guard
+    from kvbaton.registry.impatient import ImpatientProtocol, PatientServer
     from kvbaton.registry.metrics import add_metrics
 except ImportError as error:  # pragma: no cover - needs an environment without the extra
     raise ConfigurationError(
         f"the registry server needs FastAPI, uvicorn and prometheus-client ({error}): install kvbaton[registry]"
     ) from error
 
-MAX_BODY = 16 << 20
+MAX_BODY = 4 << 20
+"""Bytes of a registration: a layout with as many tensors as there may be has some 2 MiB."""
+MAX_ROOMS_BODY = 1 << 20
+MAX_ROOMS = 1 << 14
+"""Rooms that one request speaks of."""
 BODY_SECONDS = 20.0
 MAX_WAIT_SECONDS = 30.0
 
 Content = TypeVar("Content")
 
 
+RoomNumbers = Annotated[list[int], msgspec.Meta(max_length=MAX_ROOMS)]
+
+
 class RoomsNews(msgspec.Struct, frozen=True):
     """The body by which a rank announces rooms."""
 
-    opened: list[int] = []
-    closed: list[int] = []
+    opened: RoomNumbers = []
+    closed: RoomNumbers = []
 
 
 class RoomsQuestion(msgspec.Struct, frozen=True):
     """The body that asks who opened rooms; see `RegistryClient.find_rooms`."""
 
-    rooms: list[int]
+    rooms: RoomNumbers
     deployment: str = "default"
     wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_SECONDS)] = 0.0
     asker: Annotated[str, msgspec.Meta(max_length=128)] = ""
@@ -70,10 +78,13 @@ class BodyTooLarge(KVBatonError):
 
 
 async def read_body(request: Request, limit: int, seconds: float = BODY_SECONDS) -> bytes:
-    """Read a body of at most ``limit`` bytes.
+    """Read a body of at most ``limit`` bytes; nothing of one that says that it is longer.
 
     Raises `BodyTooLarge`, and `TimeoutError` if it is not whole in ``seconds``, or the client hung up.
     """
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > limit:
+        raise BodyTooLarge(f"the body has more than {limit} bytes")
 
     async def read() -> bytes:
         body = bytearray()
@@ -174,7 +185,7 @@ def make_app(
 
     @app.post("/v1/ranks/{instance}/rooms")
     async def announce_rooms(instance: str, request: Request) -> Response:
-        news = await read_json(request, max_body, RoomsNews, "news of rooms")
+        news = await read_json(request, min(max_body, MAX_ROOMS_BODY), RoomsNews, "news of rooms")
         with lock:
             held = table.announce_rooms(instance, news.opened, news.closed, clock())
             deployment = table.deployment_of(instance)
@@ -183,7 +194,7 @@ def make_app(
 
     @app.post("/v1/rooms/find")
     async def find_rooms(request: Request) -> Response:
-        question = await read_json(request, max_body, RoomsQuestion, "a question for rooms")
+        question = await read_json(request, min(max_body, MAX_ROOMS_BODY), RoomsQuestion, "a question for rooms")
         waiting.asked_again(question.asker)
         with lock:
             found = table.find_rooms(question.deployment, question.rooms, clock())
@@ -229,8 +240,9 @@ class BackgroundServer:
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=drain_seconds,
+            http=ImpatientProtocol,
         )
-        self.server = uvicorn.Server(config)
+        self.server = PatientServer(config)
         self._drain_seconds = drain_seconds
         self._thread = threading.Thread(target=self._run, name=f"http-{self.port}", daemon=True)
 

@@ -35,7 +35,7 @@ class Limits:
 
     ranks: int = 4096
     deployments: int = 256
-    registration_bytes: int = 8 << 20
+    registration_bytes: int = 4 << 20
     total_bytes: int = 256 << 20
     rooms: int = 1 << 18
     rooms_per_request: int = 1 << 14

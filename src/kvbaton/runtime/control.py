@@ -217,8 +217,10 @@ class ControlPlane:
                 self._read(socket)
             except Exception:
                 self._fault("an event failed")
-        if self._listener is not None and self._listener.busy:
-            self._listener.see_off(self._take)
+        if self._listener is not None:
+            self._listener.on_turn(time.monotonic())
+            if self._listener.busy:
+                self._listener.see_off(self._take)
 
     def _timeout(self, handler: ControlHandler) -> int:
         """Let time pass in the handler; returns the milliseconds to its next turn."""

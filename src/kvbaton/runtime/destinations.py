@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from kvbaton.errors import KVBatonError
+from kvbaton.errors import HandshakeError, KVBatonError
 from kvbaton.plan import PairPlan
 from kvbaton.protocol import Action, Hello, PrefillCore, Refused, Welcome
 from kvbaton.protocol.handshake import Accepted, answer_hello, refuse
@@ -16,6 +19,14 @@ from kvbaton.runtime.reach import PeerRank, reach
 from kvbaton.transport.base import RemotePeer, Transport
 
 logger = logging.getLogger(__name__)
+
+AT_ONCE = 48
+"""Handshakes that are answered at a time. Most of them wait for a peer that does not answer, or need no time."""
+CHECKS_AT_ONCE = 2
+"""Handshakes that are checked at a time: that is work for a core, and large layouts are some."""
+MOST_WAITING = 1024
+MOST_WAITING_BYTES = 256 << 20
+"""Handshakes that may wait for their turn, and the bytes of their layouts."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,11 @@ class Destination:
 
 
 class Destinations:
-    """Answers handshakes, and tells ``core`` who joined and who left; ``perform`` carries out what it says to that."""
+    """Answers handshakes, and tells ``core`` who joined and who left; ``perform`` carries out what it says to that.
+
+    Whoever can reach the control port may begin a handshake, and name hosts that do not answer. So each connection gets
+    one handshake, so many are answered at a time, as many may wait for that, and the rest are refused.
+    """
 
     def __init__(self, context: Context, core: PrefillCore, perform: Callable[[list[Action]], None]) -> None:
         self._context = context
@@ -39,7 +54,11 @@ class Destinations:
         self._perform = perform
         self._joined: dict[str, Destination] = {}
         self._handshakes: dict[str, Hello] = {}
-        """What is being answered in the background; not for peers that left meanwhile."""
+        """What waits, or is being answered in the background; not for peers that left meanwhile."""
+        self._waiting: deque[str] = deque()
+        self._waiting_bytes = 0
+        self._answering: set[str] = set()
+        self._checks = threading.BoundedSemaphore(CHECKS_AT_ONCE)
         self._refused: set[str] = set()
 
     def get(self, peer: str) -> Destination | None:
@@ -56,24 +75,28 @@ class Destinations:
 
     def on_hello(self, peer: str, hello: Hello) -> None:
         """Check it and connect, in the background; then answer Welcome or Refused."""
-        if peer in self._joined or peer in self._handshakes:
+        if peer in self._joined or peer in self._handshakes or peer in self._refused:
             self._core.unexpected["second Hello"] += 1
             return
         self._handshakes[peer] = hello
-        self._context.in_background(
-            lambda: self._answer(hello),
-            lambda result: self._join(peer, hello, *result),
-            lambda error: self._refuse(peer, hello, error),
-        )
+        nbytes = _nbytes(hello)
+        if len(self._waiting) >= MOST_WAITING or self._waiting_bytes + nbytes > MOST_WAITING_BYTES:
+            busy = f"{len(self._waiting)} other handshakes wait for their turn ({self._waiting_bytes} bytes); try again"
+            self._refuse(peer, hello, HandshakeError(busy))
+            return
+        self._waiting.append(peer)
+        self._waiting_bytes += nbytes
+        self._answer_next()
 
     def on_malformed(self, peer: str, error: KVBatonError) -> None:
-        """Perhaps it was a Hello of another release: better refused now than waited for."""
-        if peer not in self._joined and peer not in self._handshakes:
+        """Perhaps it was a Hello of another release: better refused now than waited for. Once."""
+        if peer not in self._joined and peer not in self._handshakes and peer not in self._refused:
+            self._refused.add(peer)
             self._context.send(peer, refuse(self._context.instance, error))
 
     def on_disconnected(self, peer: str, reason: str) -> None:
         """A decode rank, or a stranger, is gone."""
-        self._handshakes.pop(peer, None)
+        self._handshakes_over(peer)
         self._refused.discard(peer)
         destination = self._joined.pop(peer, None)
         self._perform(self._core.peer_lost(peer, reason, self._context.now()))
@@ -93,23 +116,54 @@ class Destinations:
         self._context.send(peer, Refused(self._context.instance, reason))
         self.on_disconnected(peer, error)
 
+    def _answer_next(self) -> None:
+        """Begin with those that wait, as far as there is room."""
+        while self._waiting and len(self._answering) < AT_ONCE:
+            peer = self._waiting.popleft()
+            hello = self._handshakes[peer]
+            self._waiting_bytes -= _nbytes(hello)
+            self._answering.add(peer)
+            self._context.in_background(
+                partial(self._answer, hello),
+                partial(self._answered, peer, hello),
+                partial(self._not_answered, peer, hello),
+            )
+
+    def _answered(self, peer: str, hello: Hello, result: tuple[Accepted, Destination, Welcome]) -> None:
+        self._answering.discard(peer)
+        self._join(peer, hello, *result)
+        self._answer_next()
+
+    def _not_answered(self, peer: str, hello: Hello, error: Exception) -> None:
+        self._answering.discard(peer)
+        self._refuse(peer, hello, error)
+        self._answer_next()
+
+    def _handshakes_over(self, peer: str) -> None:
+        hello = self._handshakes.pop(peer, None)
+        if hello is not None and peer not in self._answering:
+            self._waiting.remove(peer)
+            self._waiting_bytes -= _nbytes(hello)
+
     def _answer(self, hello: Hello) -> tuple[Accepted, Destination, Welcome]:
         """The part of a handshake that may block: not on the control thread."""
         context = self._context
-        accepted = answer_hello(
-            hello,
-            instance=context.instance,
-            model=context.model,
-            layout=context.layout,
-            transports=tuple(context.transports),
-        )
+        with self._checks:
+            accepted = answer_hello(
+                hello,
+                instance=context.instance,
+                model=context.model,
+                layout=context.layout,
+                transports=tuple(context.transports),
+            )
+        # Only now is a host dialled that the peer names.
         transport, remote, aux, reason = reach(context, hello, accepted)
         try:
             welcome = accepted.welcome(context.instance, transport.name, transport.describe(), aux=aux, reason=reason)
         except BaseException:
             transport.disconnect(remote)
             raise
-        rank = PeerRank(hello.instance, hello.layout.coords, transport.name, aux, reason)
+        rank = PeerRank(hello.instance, accepted.layout.coords, transport.name, aux, reason)
         return accepted, Destination(accepted.plan, transport, remote, rank, hello.destination_index), welcome
 
     def _join(self, peer: str, hello: Hello, accepted: Accepted, destination: Destination, welcome: Welcome) -> None:
@@ -141,3 +195,7 @@ class Destinations:
             lambda result: None,
             lambda error: logger.debug("prefill: disconnecting from %s: %s", destination.remote.instance, error),
         )
+
+
+def _nbytes(hello: Hello) -> int:
+    return len(hello.layout) + sum(map(len, hello.sources))

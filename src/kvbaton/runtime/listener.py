@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from kvbaton.address import Endpoint
-from kvbaton.errors import ConfigurationError
+from kvbaton.errors import AddressError, ConfigurationError
 from kvbaton.runtime.curve import FAILED_HANDSHAKES, Doorkeeper, Keys, breach
+from kvbaton.runtime.door import Door
 from kvbaton.runtime.settings import Settings
 from kvbaton.runtime.sockets import FRAMES_PER_TURN, Take, configure
 
@@ -55,17 +57,18 @@ class Listener:
         self.refused: Counter[str] = Counter()
         self._doorkeeper = Doorkeeper(context, self.router, keys) if keys else None
         try:
-            self.router.bind(Endpoint(bind, 0).url.rpartition(":")[0] + ":*")
-        except zmq.ZMQError as error:
+            self._door = Door(self.router, bind)
+        except (zmq.ZMQError, AddressError) as error:
             self.router.close(0)
             if self._doorkeeper is not None:
                 self._doorkeeper.close()
             raise ConfigurationError(
                 f"control plane: cannot bind {bind}: {error}; pass an address of this host"
             ) from None
-        port = int(self.router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0").rsplit(":", 1)[1])
-        self.endpoint = Endpoint(advertise, port).url
-        self.monitor = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKES)
+        self.endpoint = Endpoint(advertise, self._door.port).url
+        self.monitor = self.router.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPT_FAILED | FAILED_HANDSHAKES
+        )
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
@@ -77,6 +80,10 @@ class Listener:
     def busy(self) -> bool:
         """Whether `see_off` has something to do."""
         return bool(self._leaving)
+
+    def on_turn(self, now: float) -> None:
+        """To be called at least once a second."""
+        self._door.on_turn(now)
 
     def send(self, peer: str, frame: bytes) -> None:
         """Queue a frame. Raises `zmq.ZMQError` if the peer is gone or its queue is full."""
@@ -114,6 +121,7 @@ class Listener:
         self.router.disable_monitor()
         self.monitor.close(0)
         self.router.close(linger_milliseconds)
+        self._door.close()
         if self._doorkeeper is not None:
             self._doorkeeper.close()
 
@@ -124,7 +132,7 @@ class Listener:
             except zmq.Again:
                 return
             identity = frames[0].bytes
-            if self._is_connected(identity, int(frames[0].get(zmq.SRCFD))):
+            if self._is_connected(identity, _descriptor(frames[0])):
                 take(_key(identity), [frame.bytes for frame in frames[1:]])
 
     def _is_connected(self, identity: bytes, descriptor: int) -> bool:
@@ -151,6 +159,9 @@ class Listener:
                 self._count_refusal(breach(event["event"], event["value"], have_secret=self._doorkeeper is not None))
                 continue
             descriptor = int(event["value"])
+            if event["event"] == zmq.EVENT_ACCEPT_FAILED:
+                self._door.shut(time.monotonic())
+                continue
             if event["event"] == zmq.EVENT_ACCEPTED:
                 self._open_descriptors.add(descriptor)
                 continue
@@ -165,6 +176,14 @@ class Listener:
         # The first of each kind is worth a line; strangers could fill the log with the rest.
         level = logging.WARNING if self.refused[reason] == 1 else logging.DEBUG
         logger.log(level, "control plane: somebody at %s was not let in: %s", self.endpoint, reason)
+
+
+def _descriptor(frame: zmq.Frame) -> int:
+    """The descriptor of the connection that a frame came on; -1 where ZeroMQ knows none (odd bytes from a stranger)."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
 
 
 def _key(identity: bytes) -> str:

@@ -27,6 +27,7 @@ from kvbaton.runtime.context import Context
 from kvbaton.runtime.control import ControlPlane
 from kvbaton.runtime.curve import keys_of
 from kvbaton.runtime.decode import DecodeSide
+from kvbaton.runtime.destinations import AT_ONCE
 from kvbaton.runtime.digests import check_memory
 from kvbaton.runtime.membership import Membership
 from kvbaton.runtime.observation import Observation
@@ -151,7 +152,7 @@ class Manager:
             control=self._control,
             outbox=Outbox(self._control.send),
             settings=settings,
-            executor=ThreadPoolExecutor(max_workers=4, thread_name_prefix=f"kvbaton-{role}-handshake"),
+            executor=ThreadPoolExecutor(max_workers=AT_ONCE + 4, thread_name_prefix=f"kvbaton-{role}-handshake"),
             threads=self._threads,
             clock=time.monotonic,
             observation=observation,
@@ -205,6 +206,11 @@ class Manager:
     def left_out(self) -> Mapping[str, str]:
         """Transports that are not used because this machine or this memory lacks what they need: why, by name."""
         return self._context.left_out
+
+    @property
+    def faults(self) -> int:
+        """Errors of kvbaton's own that the control thread survived; each was logged. Always 0, if all is well."""
+        return self._control.faults
 
     @property
     def peers(self) -> tuple[PeerRank, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import NamedTuple
 
 from kvbaton.errors import TransportError
@@ -15,6 +16,9 @@ from kvbaton.transport.base import RemotePeer, Transport
 from kvbaton.transport.preference import preference
 
 logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 8.0
+"""How long transports that do not work may take together until no other one is tried."""
 
 
 class Reached(NamedTuple):
@@ -47,14 +51,18 @@ def reach(context: Context, hello: Hello, accepted: Accepted) -> Reached:
     Raises `TransportError` with the reason of each that did not.
     """
     tried: list[str] = []
+    give_up = time.monotonic() + PATIENCE_SECONDS
     for name in accepted.transports:
+        if time.monotonic() > give_up:
+            tried.append(f"{name}: not tried, the others took more than {PATIENCE_SECONDS:g} s")
+            continue
         transport = context.transports[name]
         try:
             remote = transport.connect(hello.transports[name])
         except TransportError as error:
             tried.append(f"{name}: {error}")
             continue
-        out_of_reach = _out_of_reach(hello, accepted, remote, aux=False)
+        out_of_reach = _out_of_reach(accepted, remote, aux=False)
         if out_of_reach:
             tried.append(f"{name}: {out_of_reach}")
             transport.disconnect(remote)
@@ -62,7 +70,7 @@ def reach(context: Context, hello: Hello, accepted: Accepted) -> Reached:
         reasons = [preference(transport.capabilities).reason, *_others(accepted, tried, context)]
         aux: AuxPath = "control"
         if hello.aux == "fabric":
-            aux_out_of_reach = _out_of_reach(hello, accepted, remote, aux=True)
+            aux_out_of_reach = _out_of_reach(accepted, remote, aux=True)
             aux = "control" if aux_out_of_reach else "fabric"
             if aux_out_of_reach:
                 reasons.append(f"aux data go over the control channel: {aux_out_of_reach}")
@@ -71,10 +79,10 @@ def reach(context: Context, hello: Hello, accepted: Accepted) -> Reached:
         failed = accepted.transports[: accepted.transports.index(name)]
         worth_a_look = any(context.transports[each].capabilities.cross_host for each in failed)
         level = logging.WARNING if worth_a_look else logging.INFO
-        logger.log(level, "prefill: decode rank %s is reached by %s", hello.layout.coords, reached.reason)
+        logger.log(level, "prefill: decode rank %s is reached by %s", accepted.layout.coords, reached.reason)
         return reached
     raise TransportError(
-        f"prefill rank {context.layout.coords} cannot reach decode rank {hello.layout.coords}: {'; '.join(tried)}"
+        f"prefill rank {context.layout.coords} cannot reach decode rank {accepted.layout.coords}: {'; '.join(tried)}"
     )
 
 
@@ -85,9 +93,9 @@ def _others(accepted: Accepted, tried: list[str], context: Context) -> list[str]
     return [common, *failed, *(f"not here, {name}: {why}" for name, why in context.left_out.items())]
 
 
-def _out_of_reach(hello: Hello, accepted: Accepted, remote: RemotePeer, *, aux: bool) -> str:
+def _out_of_reach(accepted: Accepted, remote: RemotePeer, *, aux: bool) -> str:
     """A region of the decode rank that the pair moves data into and that ``remote`` cannot write; empty if none."""
-    for component in hello.layout.components:
+    for component in accepted.layout.components:
         if component.name not in accepted.plan.components or component.kind.aux is not aux:
             continue
         for tensor in component.tensors:

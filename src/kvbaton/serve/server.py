@@ -18,6 +18,7 @@ from kvbaton.registry import server as _registry_server  # noqa: F401 - says whi
 from kvbaton.serve.generation import Service
 
 import uvicorn  # isort: skip
+from kvbaton.registry.impatient import ImpatientProtocol, PatientServer  # isort: skip
 from fastapi import FastAPI  # isort: skip
 
 PARENT_VARIABLE = "KVBATON_PARENT"
@@ -26,7 +27,7 @@ PARENT_VARIABLE = "KVBATON_PARENT"
 _log = logging.getLogger("kvbaton.serve")
 
 
-class DrainingServer(uvicorn.Server):
+class DrainingServer(PatientServer):
     """A uvicorn server that stops in three steps.
 
     At the signal new requests are refused (and ``/health`` fails, so that routers look elsewhere); what runs has
@@ -100,6 +101,7 @@ def run_server(app: FastAPI, listener: socket.socket, drain_seconds: float = 10.
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=int(drain_seconds) + 5,
+        http=ImpatientProtocol,
     )
     DrainingServer(config, app.state.service, drain_seconds).run(sockets=[listener])
 

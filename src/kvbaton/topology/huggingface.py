@@ -7,7 +7,7 @@ from typing import Any
 
 from kvbaton.errors import ConfigurationError
 from kvbaton.layout import PAGED, SLOT, Kind, compressed, tail, window
-from kvbaton.layout.check import MAX_BYTES, MAX_PAGE_SIZE, MAX_TENSORS
+from kvbaton.layout.limits import MAX_BYTES, MAX_PAGE_SIZE, MAX_TENSORS
 from kvbaton.topology.components import check_dtype, key_value
 from kvbaton.topology.model import AxisModel, Block, ComponentModel, Model, TensorModel, evenly
 from kvbaton.topology.parse import shown

@@ -22,7 +22,7 @@ from kvbaton.layout import (
     whole,
 )
 from kvbaton.layout.build import Placement
-from kvbaton.layout.check import MAX_COMPONENTS, MAX_TENSORS
+from kvbaton.layout.limits import MAX_COMPONENTS, MAX_TENSORS
 from kvbaton.topology.model import ComponentModel, Model
 
 SLOTS = 8

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from kvbaton.layout.build import Placement
-from kvbaton.layout.check import MAX_TENSORS
+from kvbaton.layout.limits import MAX_TENSORS
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 Order = Literal["NHD", "HND"]

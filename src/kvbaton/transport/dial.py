@@ -10,10 +10,17 @@ from collections.abc import Iterator
 
 from kvbaton.address import is_wildcard
 from kvbaton.errors import AddressError, TransportError, TransportUnavailable
-from kvbaton.transport.wire import Dialect, greet
+from kvbaton.transport.wire import Dialect, Full, greet
 
 CONNECT_SECONDS = 5.0
 """How long it may take to connect to a peer, its greeting and the rest of a handshake included."""
+ANSWER_SECONDS = 2.0
+"""How long of that a peer may take to answer, all tries together. Peers name addresses, and those may be dead."""
+CROWD = 16
+CROWDED_SECONDS = 0.5
+"""The same, while more than `CROWD` of them are waited for: those that live answer sooner."""
+PAUSES = (0.05, 0.1, 0.2, 0.4)
+"""Seconds before each new try with a receiver that has no room, or hung up before it answered."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -83,20 +90,54 @@ def reach(
     dialect: Dialect, host: str, port: int, token: bytes, *, writer: str, peer: str, seconds: float = CONNECT_SECONDS
 ) -> socket.socket:
     """A tuned connection to ``peer``, greeted as ``writer``, within ``seconds``. Raises `TransportUnavailable`."""
+    with _waiting:
+        end = time.monotonic() + min(seconds, _waiting.patience)
+        return _reach(dialect, host, port, token, writer, peer, end)
+
+
+class _Waiting:
+    """How many threads wait for peers to answer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a peer may take to answer."""
+        return CROWDED_SECONDS if self._count > CROWD else ANSWER_SECONDS
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._count += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._count -= 1
+
+
+_waiting = _Waiting()
+
+
+def _reach(dialect: Dialect, host: str, port: int, token: bytes, writer: str, peer: str, end: float) -> socket.socket:
     where = f"peer {peer} at {host} port {port}"
-    end = time.monotonic() + seconds
     if is_wildcard(host):
         raise TransportUnavailable(f"cannot connect to {where}: that is every address of a machine; advertise one")
-    try:
-        sock = socket.create_connection((host, port), timeout=seconds)
-    except (OSError, UnicodeError) as error:
-        raise TransportUnavailable(f"cannot connect to {where}: {error}") from error
-    try:
-        sock.settimeout(None)
-        with cut_off_after(sock, end - time.monotonic()):
-            greet(sock, dialect, writer, token, peer)
-        tune(sock)
-    except (OSError, EOFError, TransportError) as error:
-        sock.close()
-        raise TransportUnavailable(f"cannot connect to {where}: {error}") from error
-    return sock
+    for pause in (*PAUSES, None):
+        sock = None
+        try:
+            sock = socket.create_connection((host, port), timeout=max(0.1, end - time.monotonic()))
+            sock.settimeout(None)
+            with cut_off_after(sock, max(0.1, end - time.monotonic())):
+                greet(sock, dialect, writer, token, peer)
+            tune(sock)
+            return sock
+        except (OSError, EOFError, TransportError, ValueError) as error:
+            # ValueError: a host that is no text for the resolver.
+            if sock is not None:
+                sock.close()
+            crowded = sock is not None and isinstance(error, Full | EOFError | ConnectionError)
+            if not crowded or pause is None or time.monotonic() + pause > end:
+                raise TransportUnavailable(f"cannot connect to {where}: {error}") from error
+            time.sleep(pause)
+    raise AssertionError("the last try returns or raises")

@@ -1,37 +1,43 @@
 """Takes the connections of writers: the greeting, the gate, and the end; what comes after is the transport's.
 
-What comes from the port is not trusted. A connection holds a fixed amount of memory until it has shown the token and a
-fixed amount after; numbers are checked before they are used; whoever breaks a rule loses its connection, and only that.
+What comes from the port is not trusted. A connection waits in the `Lobby` until it has shown the token, and holds a
+fixed amount of memory after; numbers are checked before they are used; whoever breaks a rule loses its connection, and
+only that.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
+import logging
 import socket
 import threading
 from collections import Counter
 
 from kvbaton.transport import wire
-from kvbaton.transport.dial import cut_off_after, tune
+from kvbaton.transport.dial import tune
 from kvbaton.transport.gate import Gate
+from kvbaton.transport.lobby import Lobby
 from kvbaton.transport.table import RegionTable
 
-GREETING_SECONDS = 5.0
-MAX_PENDING = 64
-"""Connections that may be in the handshake at a time."""
+logger = logging.getLogger(__name__)
+
+GREETING_SECONDS = 2.0
+"""How long a connection may take to show the token."""
+MAX_PENDING = 256
+"""Connections that may do so at a time; when more come, the oldest goes."""
 MAX_CONNECTIONS = 4096
 FENCE_WAIT = 1.0
 """Seconds that a fence waits for a write that is in progress."""
 
 
 class Connection:
-    """One inbound connection; ``instance`` is empty until the handshake is over."""
+    """One inbound connection, of the writer ``instance``."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, instance: str, refusals: int) -> None:
         self.sock = sock
-        self.instance = ""
-        self.refusals = 0
+        self.instance = instance
+        self.refusals = refusals
         """How often its instance had been refused when it came."""
         self.thread: threading.Thread | None = None
 
@@ -47,9 +53,10 @@ class Connection:
 
 
 class Inbound(abc.ABC):
-    """Listens, and serves each connection in a thread of its own.
+    """Listens, and serves each connection that was let in, in a thread of its own.
 
-    ``counters`` counts what was refused, by reason: greeting, version, token, fenced, full, frame, bounds.
+    ``counters`` counts what was refused, by reason: greeting, version, token, fenced, full, frame, bounds; and as
+    descriptors how often there were none for another connection.
     """
 
     def __init__(self, listener: socket.socket, dialect: wire.Dialect, instance: str, token: bytes) -> None:
@@ -59,11 +66,11 @@ class Inbound(abc.ABC):
         self._listener = listener
         self._dialect = dialect
         self._instance = instance
-        self._token = token
         self._lock = threading.Lock()
         self._connections: set[Connection] = set()
         self._closing = threading.Event()
         self._served = 0
+        self.lobby = Lobby(listener, dialect, token, self._count, most=MAX_PENDING, seconds=GREETING_SECONDS)
         name = f"kvbaton-{dialect.name}-accept-{instance}"
         self._accepter = threading.Thread(target=self._accept, name=name, daemon=True)
         self._accepter.start()
@@ -112,7 +119,7 @@ class Inbound(abc.ABC):
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """How many writers' connections are open."""
         with self._lock:
             return len(self._connections)
 
@@ -126,78 +133,77 @@ class Inbound(abc.ABC):
             self.counters[reason] += 1
 
     def _accept(self) -> None:
-        while not self._closing.is_set():
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                # Out of descriptors, or a connection that was reset before it was taken; `close` ends the wait.
-                self._closing.wait(0.05)
-                continue
-            connection = Connection(sock)
-            with self._lock:
-                pending = sum(not other.instance for other in self._connections)
-                full = pending >= MAX_PENDING or len(self._connections) >= MAX_CONNECTIONS
-                refused = full or self._closing.is_set()
-                if full:
-                    self.counters["full"] += 1
-                if not refused:
-                    self._connections.add(connection)
-                    self._served += 1
-                    name = f"kvbaton-{self._dialect.name}-read-{self._served}"
-                    connection.thread = threading.Thread(target=self._serve, args=(connection,), name=name, daemon=True)
-                    connection.thread.start()
-            if refused:
-                if full:
-                    self._say_full(sock)
-                sock.close()
+        with self.lobby:
+            while not self._closing.is_set():
+                for reception, greeting in self.lobby.turn():
+                    try:
+                        self._let_in(reception, greeting)
+                    except Exception:
+                        # Whatever it was: the port stays open for others.
+                        logger.exception("%s: a connection could not be taken", self._dialect.name)
+                        reception.sock.close()
 
-    def _say_full(self, sock: socket.socket) -> None:
-        """Tell a writer, before it greeted, that there is no room; without waiting for it."""
-        with contextlib.suppress(OSError):
-            sock.setblocking(False)
-            wire.say_full(sock, self._dialect)
-            sock.shutdown(socket.SHUT_WR)
-            # A reset, which follows where something is left unread, may overtake the answer.
-            sock.recv(wire.MAX_GREETING)
+    def _let_in(self, reception: wire.Reception, greeting: wire.Greeting) -> None:
+        """Answer a greeting; a writer that may come in gets a thread."""
+        sock = reception.sock
+        connection = Connection(sock, greeting.instance, self.gate.refusals(greeting.instance))
+        status, reason = self._judge(greeting)
+        if status == wire.ACCEPTED:
+            with self._lock:
+                self._connections.add(connection)
+            # Known first, asked after: a fence that comes in between finds the connection, or is found.
+            if self.gate.refuses(greeting.instance):
+                status, reason = wire.FENCED, "fenced"
+        if status != wire.ACCEPTED:
+            self._count(reason)
+        try:
+            # Not blocking: it fits the buffer of a new connection.
+            reception.answer(status, self._instance)
+            if status == wire.ACCEPTED:
+                tune(sock)
+                self._start(connection)
+                return
+        except OSError:
+            pass  # It is gone.
+        except RuntimeError:
+            # The system gives no more threads.
+            self._count("full")
+        with self._lock:
+            self._connections.discard(connection)
+        sock.close()
+
+    def _judge(self, greeting: wire.Greeting) -> tuple[int, str]:
+        """The answer to a greeting, and the counter if it is a refusal."""
+        if greeting.version != self._dialect.version:
+            return wire.WRONG_VERSION, "version"
+        if not greeting.authentic:
+            return wire.WRONG_TOKEN, "token"
+        if self.connections >= MAX_CONNECTIONS:
+            return wire.FULL, "full"
+        return wire.ACCEPTED, ""
+
+    def _start(self, connection: Connection) -> None:
+        self._served += 1
+        name = f"kvbaton-{self._dialect.name}-read-{self._served}"
+        thread = threading.Thread(target=self._serve, args=(connection,), name=name, daemon=True)
+        connection.thread = thread
+        try:
+            thread.start()
+        except RuntimeError:
+            connection.thread = None
+            raise
 
     def _serve(self, connection: Connection) -> None:
-        greeted = False
         try:
-            with cut_off_after(connection.sock, GREETING_SECONDS):
-                greeted = self._greeted(connection)
-            if greeted:
-                self._receive(connection)
+            self._receive(connection)
         except (OSError, EOFError):
             pass  # The peer is gone; it knows, or is no more.
         except ValueError:
-            self._count("frame" if connection.instance else "greeting")
+            self._count("frame")
+        except Exception:
+            logger.exception("%s: the connection of %s failed", self._dialect.name, connection.instance)
         finally:
             with self._lock:
                 self._connections.discard(connection)
-            if greeted:
-                self._over(connection)
+            self._over(connection)
             connection.sock.close()
-
-    def _greeted(self, connection: Connection) -> bool:
-        sock = connection.sock
-        reception = wire.Reception(sock, self._dialect, self._token)
-        greeting = reception.read()
-        status = wire.ACCEPTED
-        if greeting.version != self._dialect.version:
-            status = wire.WRONG_VERSION
-            self._count("version")
-        elif not greeting.authentic:
-            status = wire.WRONG_TOKEN
-            self._count("token")
-        else:
-            with self._lock:
-                # Named first, asked after: a fence that comes in between finds the connection, or is found.
-                connection.refusals = self.gate.refusals(greeting.instance)
-                connection.instance = greeting.instance
-            if self.gate.refuses(greeting.instance):
-                status = wire.FENCED
-                self._count("fenced")
-        reception.answer(status, self._instance)
-        if status == wire.ACCEPTED:
-            tune(sock)
-        return status == wire.ACCEPTED

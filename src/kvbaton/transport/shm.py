@@ -97,7 +97,7 @@ class ShmTransport(MappedTransport):
         return encoded
 
     def _attach(self, descriptor: bytes) -> MappedPeer:
-        described = _decode(descriptor)
+        described = decode_descriptor(descriptor)
         shared = [region for region in described.regions if region.descriptor >= 0]
         if not shared and any(region.nbytes for region in described.regions):
             raise TransportUnavailable(
@@ -128,7 +128,7 @@ class ShmTransport(MappedTransport):
 
     def admit(self, descriptor: bytes) -> None:
         """As `Transport.admit`. Raises `TransportUnavailable` for a process that cannot be watched from here."""
-        described = _decode(descriptor)
+        described = decode_descriptor(descriptor)
         watch = ProcessWatch(described.process)
         with self._admitted_lock:
             before = self._admitted.get(described.instance)
@@ -161,7 +161,8 @@ def _file_of(region: ShmRegion, pid: int) -> SharedMemoryKey:
     return SharedMemoryKey(pid, region.descriptor, region.device, region.inode, region.file_bytes)
 
 
-def _decode(descriptor: bytes) -> ShmDescriptor:
+def decode_descriptor(descriptor: bytes) -> ShmDescriptor:
+    """Decode a descriptor. Raises `TransportError` for anything else."""
     try:
         described = msgspec.msgpack.decode(descriptor, type=ShmDescriptor)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

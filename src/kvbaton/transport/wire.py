@@ -54,6 +54,10 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Length = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 
 
+class Full(TransportError):
+    """The receiver has no room for another connection at the moment."""
+
+
 class Dialect(NamedTuple):
     """What is spoken after the greeting: the transport's name, eight bytes that begin each greeting, and a version."""
 
@@ -115,7 +119,8 @@ def _prove(token: bytes, side: bytes, dialect: Dialect, nonces: bytes, instance:
 def greet(sock: socket.socket, dialect: Dialect, instance: str, token: bytes, wanted: str) -> None:
     """The writer's half of the handshake with the instance ``wanted``.
 
-    Raises `TransportError` if the peer refuses or is another one, ``EOFError`` or ``OSError`` if the connection ends.
+    Raises `Full` if it has no room, `TransportError` if it refuses otherwise or is another one, ``EOFError`` or
+    ``OSError`` if the connection ends.
     """
     theirs, _ = _read_answer(sock, dialect, BEGIN)
     name, mine = instance.encode(), secrets.token_bytes(_PROOF_BYTES)
@@ -136,31 +141,34 @@ def _read_answer(sock: socket.socket, dialect: Dialect, expected: int) -> tuple[
     version, status, proof, length = _ANSWER.unpack(receive(sock, _ANSWER.size))
     if status != expected:
         reason = dialect.refusals.get(status, f"status {status}").format(dialect.name)
-        raise TransportError(f"the peer (version {version}, here {dialect.version}) refused: {reason}")
+        kind = Full if status == FULL else TransportError
+        raise kind(f"the peer (version {version}, here {dialect.version}) refused: {reason}")
     return proof, receive(sock, length)
 
 
 class Reception:
     """The receiver's half of the handshake: begins it at once, then `read`, then `answer`.
 
-    Each may raise ``OSError``.
+    Each may raise ``OSError``. Where ``sock`` does not block, `read` is called again after ``BlockingIOError``.
     """
 
     def __init__(self, sock: socket.socket, dialect: Dialect, token: bytes) -> None:
-        self._sock = sock
+        self.sock = sock
         self._dialect = dialect
         self._token = token
+        self._said = bytearray()
         self._nonces = secrets.token_bytes(_PROOF_BYTES)
         _send_answer(sock, dialect, BEGIN, self._nonces, b"")
 
     def read(self) -> Greeting:
         """What the writer said. Raises ``ValueError`` for bytes that are no greeting, ``EOFError`` at the end."""
-        if receive(self._sock, len(self._dialect.magic)) != self._dialect.magic:
-            raise ValueError("not a greeting")
-        version, nonce, proof, length = _GREETING.unpack(receive(self._sock, _GREETING.size))
-        if not length:
-            raise ValueError("not a greeting")
-        name = receive(self._sock, length)
+        while lacks := self._lacks():
+            received = self.sock.recv(lacks)
+            if not received:
+                raise EOFError("the connection ended")
+            self._said += received
+        version, nonce, proof, _ = _GREETING.unpack_from(self._said, len(self._dialect.magic))
+        name = bytes(self._said[len(self._dialect.magic) + _GREETING.size :])
         self._nonces += nonce
         authentic = hmac.compare_digest(proof, _prove(self._token, b"writer", self._dialect, self._nonces, name))
         # UnicodeDecodeError is a ValueError.
@@ -170,7 +178,21 @@ class Reception:
         """Answer; who we are is told, and proven, only to those who know the token."""
         name = instance.encode() if status == ACCEPTED else b""
         proof = _prove(self._token, b"receiver", self._dialect, self._nonces, name) if name else bytes(_PROOF_BYTES)
-        _send_answer(self._sock, self._dialect, status, proof, name)
+        _send_answer(self.sock, self._dialect, status, proof, name)
+
+    def _lacks(self) -> int:
+        """How many bytes are to come, as far as it is known; 0 if the greeting is whole. Raises ``ValueError``."""
+        magic, begins = self._dialect.magic, len(self._said)
+        if bytes(self._said[: len(magic)]) != magic[:begins]:
+            raise ValueError("not a greeting")
+        head = len(magic) + _GREETING.size
+        if begins < head:
+            # What says that it is none by its first bytes is not waited for.
+            return (len(magic) if begins < len(magic) else head) - begins
+        length = int(self._said[head - 1])
+        if not length:
+            raise ValueError("not a greeting")
+        return head + length - begins
 
 
 def say_full(sock: socket.socket, dialect: Dialect) -> None:

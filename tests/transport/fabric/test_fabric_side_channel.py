@@ -123,18 +123,26 @@ def test_a_hello_that_drips_is_cut_off(target, bystander, monkeypatch):
     assert eventually(lambda: target._receiver.connections == 1)
 
 
-def test_a_writer_that_comes_while_too_many_begin_hears_that_it_is_full(target, bystander, monkeypatch):
-    monkeypatch.setattr(inbound, "MAX_PENDING", 2)
+def test_idle_strangers_cannot_keep_writers_out(target, bystander):
+    target._receiver.lobby.most = 2
     described = side.decode_descriptor(target.describe(), "memory")
     with contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(socket.create_connection((described.host, described.port), timeout=10))
-        assert eventually(lambda: target._receiver.connections == 3)
+        assert eventually(lambda: len(target._receiver.lobby) == 2)
         writer = stack.enter_context(contextlib.closing(transport("writer")))
+        writer.register([Region.of(np.zeros(64, np.uint8))])
+        writer.disconnect(writer.connect(target.describe()))
+    assert target.counters == {"full": 1}
+    assert eventually(lambda: target._receiver.connections == 1)
+
+
+def test_a_writer_that_finds_no_room_hears_that_it_is_full(target, bystander, monkeypatch):
+    monkeypatch.setattr(inbound, "MAX_CONNECTIONS", 1)
+    with contextlib.closing(transport("writer")) as writer:
         writer.register([Region.of(np.zeros(64, np.uint8))])
         with pytest.raises(TransportUnavailable, match=r"the peer .* refused: it is full"):
             writer.connect(target.describe())
-    assert eventually(lambda: target._receiver.connections == 1)
 
 
 def test_strangers_without_the_token_learn_nothing(target, bystander):
