@@ -55,8 +55,13 @@ def make_hello(
     striped: bool = False,
     cast: bool = False,
     aux: AuxPath = "control",
+    connection: int = 0,
+    lost: Sequence[int] = (),
 ) -> Hello:
-    """Say who asks prefill rank ``source_index`` of the grid ``sources``; ``transports`` has descriptors by name."""
+    """Say who asks prefill rank ``source_index`` of the grid ``sources``; ``transports`` has descriptors by name.
+
+    ``connection`` and ``lost`` are as in `Hello`.
+    """
     return Hello(
         version=PROTOCOL_VERSION,
         instance=instance,
@@ -70,6 +75,8 @@ def make_hello(
         striped=striped,
         cast=cast,
         aux=aux,
+        connection=connection,
+        lost=tuple(lost),
     )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
 
 from kvbaton.errors import KVBatonError
 from kvbaton.plan import PairPlan
@@ -18,6 +21,13 @@ from kvbaton.transport.base import RemotePeer, Transport
 logger = logging.getLogger(__name__)
 
 
+class Connection(NamedTuple):
+    """A connection as the decode rank named it."""
+
+    instance: str
+    number: int
+
+
 @dataclass(frozen=True)
 class Destination:
     """A decode rank that this rank writes to."""
@@ -26,6 +36,7 @@ class Destination:
     transport: Transport
     remote: RemotePeer
     rank: PeerRank
+    connection: Connection
 
 
 class Destinations:
@@ -37,7 +48,9 @@ class Destinations:
         self._perform = perform
         self._joined: dict[str, Destination] = {}
         self._handshakes: dict[str, Hello] = {}
-        """What is being answered in the background; not for peers that left meanwhile."""
+        """What is being answered in the background, or waits; not for peers that left meanwhile."""
+        self._leaving: set[Connection] = set()
+        """Connections whose data transport is being let go of, or could not be."""
         self._refused: set[str] = set()
 
     def get(self, peer: str) -> Destination | None:
@@ -58,6 +71,16 @@ class Destinations:
             self._core.unexpected["second Hello"] += 1
             return
         self._handshakes[peer] = hello
+        lost = {Connection(hello.instance, number) for number in hello.lost}
+        for earlier, destination in list(self._joined.items()):
+            if destination.connection in lost:
+                self.on_disconnected(earlier, "the decode rank lost its control connection")
+        self._begin(peer, hello)
+
+    def _begin(self, peer: str, hello: Hello) -> None:
+        """Answer a Hello, as soon as the connections that it asks about are let go of."""
+        if any(Connection(hello.instance, number) in self._leaving for number in hello.lost):
+            return
         self._context.in_background(
             lambda: self._answer(hello),
             lambda result: self._join(peer, hello, *result),
@@ -107,7 +130,10 @@ class Destinations:
             transport.disconnect(remote)
             raise
         rank = PeerRank(hello.instance, hello.layout.coords, transport.name, aux, reason)
-        return accepted, Destination(accepted.plan, transport, remote, rank), welcome
+        # None of these is being let go of: they were when this began, and no Hello names one that lives.
+        welcome = msgspec.structs.replace(welcome, over=hello.lost)
+        connection = Connection(hello.instance, hello.connection)
+        return accepted, Destination(accepted.plan, transport, remote, rank, connection), welcome
 
     def _join(self, peer: str, hello: Hello, accepted: Accepted, destination: Destination, welcome: Welcome) -> None:
         if self._handshakes.get(peer) is not hello:
@@ -131,8 +157,15 @@ class Destinations:
 
     def _disconnect(self, destination: Destination) -> None:
         # It may wait for copies that are under way.
+        self._leaving.add(destination.connection)
         self._context.in_background(
             lambda: destination.transport.disconnect(destination.remote),
-            lambda result: None,
+            lambda result: self._has_left(destination.connection),
             lambda error: logger.debug("prefill: disconnecting from %s: %s", destination.remote.instance, error),
         )
+
+    def _has_left(self, connection: Connection) -> None:
+        self._leaving.discard(connection)
+        for peer, hello in list(self._handshakes.items()):
+            if hello.instance == connection.instance and connection.number in hello.lost:
+                self._begin(peer, hello)

@@ -69,7 +69,7 @@ class ShmTransport(MappedTransport):
 
     name = "shm"
     capabilities = Capabilities(
-        mapped=True, cross_host=False, memory_kinds=frozenset({"host"}), needs_shared_memory=True
+        mapped=True, cross_host=False, memory_kinds=frozenset({"host"}), needs_shared_memory=True, lets_go=True
     )
 
     def __init__(self, instance: str, *, workers: int = 0) -> None:

@@ -1,0 +1,139 @@
+"""Processes that are killed or stopped in the middle of a write: what comes back when, and what never lands.
+
+The process that is struck is caught while it writes: its peer sends the signal when it sees the first bytes.
+"""
+
+import queue
+import signal
+
+import pytest
+from driven_ranks import LARGE, hand_over
+from process_transports import EVERY_TRANSPORT
+
+PAGES = 60
+LOST = "FAILED part 0 of 1 (tp0/1 pp0/1 cp0/1 dp0/1, sends kv) was lost"
+
+
+@pytest.fixture(params=EVERY_TRANSPORT)
+def transport(request):
+    return request.param
+
+
+def strike(prefill, decode, number):
+    """Catch the prefill process in the middle of a write to room 100 or a later one; returns the room."""
+    for room in range(100, 120):
+        assert decode.ask("receive", room, PAGES) == "offered"
+        decode.tell("strike", prefill.process.pid, number)
+        prefill.tell("send", room, PAGES)
+        if decode.answer() == "middle":
+            return room
+        # The write was faster than the signal.
+        if number == signal.SIGKILL:
+            pytest.fail("the write was over before the signal came")
+        prefill.signal(signal.SIGCONT)
+        assert prefill.answer() == "sent"
+        decode.ask("over", room)
+        decode.ask("released", room)
+        decode.ask("wipe")
+    return pytest.fail("the writes are over before the signals come")
+
+
+def nothing_more_lands(decode, room, count):
+    """The content of a finished room stays as it is, and all other rows untouched, while the old writer may write."""
+    for _ in range(20):
+        assert decode.ask("check", room, count) == "same"
+
+
+class TestPrefill:
+    def test_it_is_killed(self, start, transport):
+        """Rows come back at once, and its successor writes into the same rows."""
+        decode = start("decode", transport, LARGE)
+        prefill = start("prefill", transport, LARGE)
+        hand_over(prefill, decode, 1)
+        room = strike(prefill, decode, signal.SIGKILL)
+        assert decode.ask("over", room, seconds=5).startswith(LOST)
+        assert decode.ask("released", room, seconds=8) == "released"
+        decode.ask("wipe")
+        successor = start("prefill", transport, LARGE)
+        hand_over(successor, decode, 2, PAGES)
+
+    def test_it_is_stopped_and_goes_on(self, start, transport):
+        """Not before the writer is proven quiet do the rows come back; its late bytes never land in a reused row."""
+        decode = start("decode", transport, LARGE)
+        prefill = start("prefill", transport, LARGE)
+        hand_over(prefill, decode, 1)
+        room = strike(prefill, decode, signal.SIGSTOP)
+        assert decode.ask("over", room, seconds=6).startswith(LOST)
+        decode.tell("released", room)
+        if transport == "tcp":
+            # Its connections are cut: what it still sends is taken by nobody.
+            assert decode.answer(5) == "released"
+        else:
+            with pytest.raises(queue.Empty):
+                decode.answer(1.5)
+            prefill.signal(signal.SIGCONT)
+            # It says itself that nothing of it is under way any more; no room is needed for that.
+            assert decode.answer(8) == "released"
+        decode.ask("wipe")
+        if transport == "tcp":
+            successor = start("prefill", transport, LARGE)
+            successor.ask("send", 2, PAGES)
+            decode.ask("receive", 2, PAGES)
+            assert decode.ask("over", 2) == "SUCCESS "
+            prefill.signal(signal.SIGCONT)
+        assert prefill.answer() == "sent"
+        assert prefill.ask("over", room).startswith("FAILED")
+        assert prefill.ask("released", room) == "released"
+        if transport == "tcp":
+            nothing_more_lands(decode, 2, PAGES)
+        else:
+            hand_over(prefill, decode, 2, PAGES)
+
+    def test_it_is_stopped_and_killed(self, start, transport):
+        decode = start("decode", transport, LARGE)
+        prefill = start("prefill", transport, LARGE)
+        hand_over(prefill, decode, 1)
+        room = strike(prefill, decode, signal.SIGSTOP)
+        assert decode.ask("over", room, seconds=6).startswith(LOST)
+        prefill.kill()
+        assert decode.ask("released", room, seconds=8) == "released"
+        decode.ask("wipe")
+        hand_over(start("prefill", transport, LARGE), decode, 2, PAGES)
+
+
+class TestDecode:
+    def test_it_is_killed(self, start, transport):
+        """The writer's room fails, its own rows come back, and it goes on with others."""
+        prefill = start("prefill", transport, LARGE)
+        decode = start("decode", transport, LARGE)
+        hand_over(prefill, decode, 1)
+        decode.ask("receive", 100, PAGES)
+        decode.tell("strike", decode.process.pid, signal.SIGKILL)
+        prefill.ask("send_chunk", 100, PAGES - 10)
+        decode.process.wait(10)
+        outcome = prefill.ask("over", 100, seconds=5)
+        assert outcome.startswith("FAILED decode rank 0 was lost"), outcome
+        assert prefill.ask("released", 100, seconds=8) == "released"
+        hand_over(prefill, start("decode", transport, LARGE), 2, PAGES)
+
+    def test_it_is_stopped_and_goes_on(self, start, transport):
+        """The writer lets go of it; both work together again when it wakes up."""
+        prefill = start("prefill", transport, LARGE)
+        decode = start("decode", transport, LARGE)
+        hand_over(prefill, decode, 1)
+        decode.ask("receive", 100, PAGES)
+        assert decode.ask("transferring", 100) == "TRANSFERRING"
+        prefill.ask("send_chunk", 100, PAGES - 10)
+        decode.tell("strike", decode.process.pid, signal.SIGSTOP)
+        outcome = prefill.ask("over", 100, seconds=6)
+        assert outcome.startswith("FAILED decode rank 0 was lost"), outcome
+        assert prefill.ask("released", 100, seconds=8) == "released"
+        # Its rows are its own again: nothing reads them for the one that sleeps.
+        hand_over(prefill, start("decode", transport, LARGE), 2, PAGES)
+        decode.signal(signal.SIGCONT)
+        assert decode.answer() in ("middle", "late")
+        outcome = decode.ask("over", 100, seconds=6)
+        assert outcome.startswith(LOST), outcome
+        assert decode.ask("released", 100, seconds=8) == "released"
+        decode.ask("wipe")
+        hand_over(prefill, decode, 3, PAGES)
