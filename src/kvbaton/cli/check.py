@@ -63,6 +63,27 @@ def transports(
     raise typer.Exit(0 if passed else 1)
 
 
+@app.command()
+def soak(
+    seconds: Annotated[float, typer.Option(min=1, help="How long faults are injected.")] = 30,
+    transport: Annotated[str, typer.Option(help="Transports, separated by commas.")] = "shm,tcp",
+    seed: Annotated[Optional[int], typer.Option(min=0, help="Of the load and the faults; else a fresh one.")] = None,  # noqa: UP045
+    load: Annotated[int, typer.Option(min=1, help="Rooms under way at each decode engine.")] = 8,
+    json: Annotated[str, typer.Option(help="Where the figures are written as JSON; - is standard output.")] = "",
+    logs: Annotated[str, typer.Option(help="Folder for the logs of the processes; else they are not kept.")] = "",
+) -> None:
+    """Run ranks as processes at full load, with a random fault each second, and check every row.
+
+    Processes are killed and replaced, stopped, cut off from the network, their rooms aborted, the registry restarted.
+    The exit code is 1 for a wrong byte, a room that hangs, and anything that is not given back.
+    """
+    from kvbaton.check.soak.report import check_soak
+
+    wanted = [name.strip() for name in transport.split(",") if name.strip()]
+    passed = check_soak(seconds, wanted, seed, load=load, json_to=json, logs=logs)
+    raise typer.Exit(0 if passed else 1)
+
+
 def _options(given: list[str]) -> dict[str, str]:
     from kvbaton.errors import ConfigurationError
 

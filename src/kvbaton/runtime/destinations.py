@@ -50,7 +50,11 @@ class Destinations:
         self._handshakes: dict[str, Hello] = {}
         """What is being answered in the background, or waits; not for peers that left meanwhile."""
         self._leaving: set[Connection] = set()
-        """Connections whose data transport is being let go of, or could not be."""
+        """Connections whose data transport is being let go of."""
+        self._kept: set[Connection] = set()
+        """Those for which that failed."""
+        self._waiting: dict[str, Hello] = {}
+        """Handshakes that begin when connections that they ask about are let go of."""
         self._refused: set[str] = set()
 
     def get(self, peer: str) -> Destination | None:
@@ -80,9 +84,11 @@ class Destinations:
     def _begin(self, peer: str, hello: Hello) -> None:
         """Answer a Hello, as soon as the connections that it asks about are let go of."""
         if any(Connection(hello.instance, number) in self._leaving for number in hello.lost):
+            self._waiting[peer] = hello
             return
+        over = tuple(number for number in hello.lost if Connection(hello.instance, number) not in self._kept)
         self._context.in_background(
-            lambda: self._answer(hello),
+            lambda: self._answer(hello, over),
             lambda result: self._join(peer, hello, *result),
             lambda error: self._refuse(peer, hello, error),
         )
@@ -95,6 +101,7 @@ class Destinations:
     def on_disconnected(self, peer: str, reason: str) -> None:
         """A decode rank, or a stranger, is gone."""
         self._handshakes.pop(peer, None)
+        self._waiting.pop(peer, None)
         self._refused.discard(peer)
         destination = self._joined.pop(peer, None)
         self._perform(self._core.peer_lost(peer, reason, self._context.now()))
@@ -113,7 +120,7 @@ class Destinations:
         self._context.send(peer, Refused(self._context.instance, reason))
         self.on_disconnected(peer, error)
 
-    def _answer(self, hello: Hello) -> tuple[Accepted, Destination, Welcome]:
+    def _answer(self, hello: Hello, over: tuple[int, ...]) -> tuple[Accepted, Destination, Welcome]:
         """The part of a handshake that may block: not on the control thread."""
         context = self._context
         accepted = answer_hello(
@@ -130,8 +137,7 @@ class Destinations:
             transport.disconnect(remote)
             raise
         rank = PeerRank(hello.instance, hello.layout.coords, transport.name, aux, reason)
-        # None of these is being let go of: they were when this began, and no Hello names one that lives.
-        welcome = msgspec.structs.replace(welcome, over=hello.lost)
+        welcome = msgspec.structs.replace(welcome, over=over)
         connection = Connection(hello.instance, hello.connection)
         return accepted, Destination(accepted.plan, transport, remote, rank, connection), welcome
 
@@ -161,11 +167,17 @@ class Destinations:
         self._context.in_background(
             lambda: destination.transport.disconnect(destination.remote),
             lambda result: self._has_left(destination.connection),
-            lambda error: logger.debug("prefill: disconnecting from %s: %s", destination.remote.instance, error),
+            lambda error: self._is_kept(destination.connection, error),
         )
+
+    def _is_kept(self, connection: Connection, error: Exception) -> None:
+        logger.debug("prefill: disconnecting from %s: %s", connection.instance, error)
+        self._kept.add(connection)
+        self._has_left(connection)
 
     def _has_left(self, connection: Connection) -> None:
         self._leaving.discard(connection)
-        for peer, hello in list(self._handshakes.items()):
-            if hello.instance == connection.instance and connection.number in hello.lost:
+        waiting, self._waiting = self._waiting, {}
+        for peer, hello in waiting.items():
+            if self._handshakes.get(peer) is hello:
                 self._begin(peer, hello)

@@ -176,11 +176,8 @@ class Sources:
                 seconds = self._context.settings.handshake_seconds
                 self._fail(source, DeadlineExceeded(f"no answer within {seconds:g} s from {names}"))
         asked = self._revisits.on_turn(now)
-        deadlines = [
-            self._lost.next_try(),
-            asked,
-            *(source.give_up for source in handshaking if source.failure is None),
-        ]
+        waiting = [source.give_up for source in handshaking if source.failure is None]
+        deadlines = [self._lost.next_try(), asked, *waiting]
         return min((when for when in deadlines if when is not None), default=None)
 
     # From look-up to readiness.
