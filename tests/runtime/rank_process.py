@@ -3,7 +3,7 @@
 python rank_process.py ROLE REGISTRY TRANSPORT SCALE [TP_RANK TP_SIZE]
 
 ``RANK_OPTIONS`` in the environment is a JSON object: ``cables`` puts the rank's ports behind proxies that `cut` cuts,
-``deployment`` and ``transport_options`` are those of the manager, and ``deadlines`` those of its settings.
+``limits`` are settings of the manager; the others are arguments of it.
 ``SCALE`` multiplies the width of the cache, so that a transfer takes long enough to be interrupted. With a TP rank the
 cache is a latent that every rank holds whole, and prefill ranks share the work by stripes.
 """
@@ -42,19 +42,21 @@ def content(rank_pages, seed, nbytes):
 
 
 class Driver:
-    def __init__(self, role, registry, transport, scale, tp=None, *, cables=False, deadlines=None, **options):
+    def __init__(self, role, registry, transport, scale, tp=None, *, cables=False, limits=None, **options):
         self.layout = make_layout(scale, tp)
         self.tensors = self.layout.components[0].tensors
         self.page_bytes = self.tensors[0].row_stride
         self.memory = kb.SharedMemory(build.required_bytes(self.layout.components)[0])
         self.memory.array[:] = 0xEE
         settings = kb.Settings(
-            heartbeat_seconds=0.2,
-            peer_timeout_seconds=1.0,
-            connect_seconds=0.5,
-            registry_heartbeat_seconds=0.5,
-            striped=tp is not None,
-            deadlines=kb.Deadlines(**(deadlines or {})),
+            **{
+                "heartbeat_seconds": 0.2,
+                "peer_timeout_seconds": 1.0,
+                "connect_seconds": 0.5,
+                "registry_heartbeat_seconds": 0.5,
+                "striped": tp is not None,
+                **(limits or {}),
+            }
         )
         region = kb.Region.of(self.memory)
         self.cables = Cables()
@@ -157,9 +159,28 @@ class Driver:
         self.cables.hold(inwards=bool(inwards), outwards=bool(outwards))
         return "cut"
 
+    def reset(self):
+        """Break every connection."""
+        self.cables.reset()
+        return "broken"
+
     def heal(self):
         self.cables.heal()
         return "healed"
+
+    def fenced(self):
+        """Wait until nothing is kept for a lost prefill rank."""
+        sources = self.manager.side._sources
+        while len(sources._lost) or sources._source_of_peer:
+            time.sleep(0.001)
+        return "fenced"
+
+    def alone(self):
+        """Wait until no decode rank is joined, nor let go of."""
+        destinations = self.manager.side._destinations
+        while destinations._joined or destinations._leaving:
+            time.sleep(0.001)
+        return "alone"
 
     def kept(self):
         """What is kept: tables, and open descriptors of the process."""

@@ -11,6 +11,8 @@ from driven_ranks import LARGE, hand_over
 from process_transports import EVERY_TRANSPORT
 
 PAGES = 60
+PATIENT = {"heartbeat_seconds": 20, "peer_timeout_seconds": 60}
+"""Settings with which nobody is lost by silence."""
 LOST = "FAILED part 0 of 1 (tp0/1 pp0/1 cp0/1 dp0/1, sends kv) was lost"
 
 
@@ -46,8 +48,8 @@ def nothing_more_lands(decode, room, count):
 
 class TestPrefill:
     def test_it_is_killed(self, start, transport):
-        """Rows come back at once, and its successor writes into the same rows."""
-        decode = start("decode", transport, LARGE)
+        """That is seen at once, and not by its silence; its successor writes into the same rows."""
+        decode = start("decode", transport, LARGE, limits=PATIENT)
         prefill = start("prefill", transport, LARGE)
         hand_over(prefill, decode, 1)
         room = strike(prefill, decode, signal.SIGKILL)
@@ -103,8 +105,8 @@ class TestPrefill:
 
 class TestDecode:
     def test_it_is_killed(self, start, transport):
-        """The writer's room fails, its own rows come back, and it goes on with others."""
-        prefill = start("prefill", transport, LARGE)
+        """The writer's room fails at once, its own rows come back, and it goes on with others."""
+        prefill = start("prefill", transport, LARGE, limits=PATIENT)
         decode = start("decode", transport, LARGE)
         hand_over(prefill, decode, 1)
         decode.ask("receive", 100, PAGES)
@@ -137,3 +139,31 @@ class TestDecode:
         assert decode.ask("released", 100, seconds=8) == "released"
         decode.ask("wipe")
         hand_over(prefill, decode, 3, PAGES)
+
+
+class TestReplaced:
+    """D15: whoever replaces a rank is known by its instance id, and nothing is kept for the one before."""
+
+    def test_ten_prefill_ranks_after_another(self, start, transport):
+        decode = start("decode", transport)
+        kept = []
+        for life in range(10):
+            prefill = start("prefill", transport)
+            hand_over(prefill, decode, life)
+            decode.ask("close", life)
+            kept.append(decode.ask("kept"))
+            prefill.kill()
+            assert decode.ask("fenced") == "fenced"
+        assert kept[1:] == [kept[1]] * 9
+
+    def test_ten_decode_ranks_after_another(self, start, transport):
+        prefill = start("prefill", transport)
+        kept = []
+        for life in range(10):
+            decode = start("decode", transport)
+            hand_over(prefill, decode, life)
+            prefill.ask("close", life)
+            kept.append(prefill.ask("kept"))
+            decode.kill()
+            assert prefill.ask("alone") == "alone"
+        assert kept[1:] == [kept[1]] * 9

@@ -53,7 +53,8 @@ class Child:
     def tell(self, do: str, **fields: Any) -> None:
         """Tell it something; one that is gone hears nothing."""
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        # What is closed already was killed: a fault is undone that its process did not survive.
+        with contextlib.suppress(BrokenPipeError, ValueError):
             self.process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
             self.process.stdin.flush()
 
@@ -96,7 +97,7 @@ class Child:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.communicate(timeout=seconds) if self.process.stdin is None else self.process.wait(seconds)
+            self.process.wait(seconds)
         code = self.process.poll()
         if code is None:
             self.process.kill()

@@ -133,4 +133,5 @@ class Store:
                 index = firsts[:, None] + index
             value = value + index.reshape(shape) * _STEPS[number]
         # Far from neighbours, so that a row in a wrong place never looks right.
-        return (value ^ (value >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed: Words = (value ^ (value >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+        return mixed
