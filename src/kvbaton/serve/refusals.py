@@ -8,8 +8,10 @@ hand-over is slow.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,6 +21,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from kvbaton.errors import KVBatonError
 from kvbaton.registry.server import BodyTooLarge, read_body
 
 _MAX_BODY = 16384
@@ -30,6 +33,10 @@ class Refusal(NamedTuple):
 
     status: int
     reason: str
+
+
+class SourceGone(KVBatonError):
+    """The server that held a room does not run any more."""
 
 
 class Refusals:
@@ -106,12 +113,19 @@ def add_routes(app: FastAPI, refusals: Refusals) -> None:
 
 def report(source: str, room: int, refusal: Refusal) -> None:
     """Tell the prefill side at ``source`` that this side refused a room. Blocks; a failure is nobody's concern."""
-    _ask(urllib.request.Request(_url(source, room), data=msgspec.json.encode(refusal), method="POST"))
+    with contextlib.suppress(ConnectionRefusedError):
+        _answer(urllib.request.Request(_url(source, room), data=msgspec.json.encode(refusal), method="POST"))
 
 
 def look_up(source: str, room: int) -> Refusal | None:
-    """Ask the prefill side at ``source`` whether it refused a room. Blocks; None also if it cannot be asked."""
-    body = _ask(urllib.request.Request(_url(source, room)))
+    """Ask the prefill side at ``source`` whether it refused a room. Blocks; None also if it does not answer.
+
+    Raises `SourceGone` where nothing listens any more.
+    """
+    try:
+        body = _answer(urllib.request.Request(_url(source, room)))
+    except ConnectionRefusedError:
+        raise SourceGone(f"the prefill side is gone: nothing listens at {source}") from None
     try:
         return _decode(body) if body else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -128,10 +142,15 @@ def _url(source: str, room: int) -> str:
     return f"{source}/v1/rooms/{room}/refusal"
 
 
-def _ask(request: urllib.request.Request) -> bytes | None:
+def _answer(request: urllib.request.Request) -> bytes | None:
+    """The body of a good answer. Raises `ConnectionRefusedError` where nothing listens."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_TIMEOUT) as answer:
             return bytes(answer.read(_MAX_BODY))
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ConnectionRefusedError):
+            raise error.reason from None
+        return None
     except (OSError, ValueError):
         return None

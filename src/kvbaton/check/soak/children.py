@@ -46,7 +46,8 @@ class Child:
         """What it said. Raises `EOFError` when it is gone."""
         received = os.read(self.descriptor, 1 << 16)
         if not received:
-            raise EOFError(f"{self.key} ended with {self.process.wait()}")
+            self.process.wait()
+            raise EOFError(f"{self.key} ended with {self.process.returncode}")
         *lines, self._unread = (self._unread + received).split(b"\n")
         return [json.loads(line) for line in lines]
 

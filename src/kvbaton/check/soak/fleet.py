@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbaton.check.soak.children import Child, free_port, rank_child, registry_child
-from kvbaton.check.soak.rank import RankOptions
+from kvbaton.check.soak.rank import NO_REGISTRY, RankOptions
 from kvbaton.check.soak.tally import Tally
 
 REPLICAS, REPLICA_SIZE = 2, 2
@@ -125,8 +125,11 @@ class Fleet:
             try:
                 said = child.hear()
             except EOFError as error:
-                self._tally.ended.append(str(error))
                 self._forget(child)
+                if child.process.returncode == NO_REGISTRY and not child.ready:
+                    self.start_rank(child.key)
+                else:
+                    self._tally.ended.append(str(error))
                 continue
             for message in said:
                 if message["event"] == "ready":

@@ -22,7 +22,7 @@ import msgspec
 from kvbaton.check.soak.cables import CabledRegistry, Cables
 from kvbaton.check.soak.held import held
 from kvbaton.check.soak.store import PAGE, Store, make_layout
-from kvbaton.errors import KVBatonError
+from kvbaton.errors import KVBatonError, RegistryError
 from kvbaton.protocol import Deadlines, Status
 from kvbaton.runtime import Manager, Receiver, Sender, Settings
 from kvbaton.runtime.transports import instance_of
@@ -30,6 +30,8 @@ from kvbaton.transport import create
 
 BUSY_SECONDS, IDLE_SECONDS = 0.002, 0.05
 """How long the loop rests, with rooms and without."""
+NO_REGISTRY = 75
+"""Exit code of a rank that could not be registered."""
 
 
 class RankOptions(msgspec.Struct, frozen=True):
@@ -54,9 +56,9 @@ def settings() -> Settings:
         heartbeat_seconds=0.4,
         peer_timeout_seconds=1.6,
         connect_seconds=1.0,
-        handshake_seconds=6.0,
+        handshake_seconds=8.0,
         registry_heartbeat_seconds=0.5,
-        deadlines=Deadlines(offer_wait=6.0, transfer=8.0, drain=3.0, parked_seconds=5.0),
+        deadlines=Deadlines(offer_wait=12.0, transfer=10.0, drain=3.0, parked_seconds=10.0),
     )
 
 
@@ -244,7 +246,13 @@ class Rank:
 def main() -> None:
     """Run one rank."""
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    Rank(msgspec.json.decode(sys.argv[1].encode(), type=RankOptions)).run()
+    options = msgspec.json.decode(sys.argv[1].encode(), type=RankOptions)
+    try:
+        rank = Rank(options)
+    except RegistryError:
+        # As an engine does: whoever started it starts it again.
+        sys.exit(NO_REGISTRY)
+    rank.run()
 
 
 if __name__ == "__main__":

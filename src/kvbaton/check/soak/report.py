@@ -72,8 +72,8 @@ def _show(tally: Tally, soak: Soak, seconds: float, seed: int) -> None:
     _list(console, "why rooms failed, as decode saw it", tally.reasons)
     _list(console, "why rooms failed, as prefill saw it", tally.prefill_reasons)
     _list(console, "errors logged", tally.logged)
-    for name, (lived, first, last) in soak.memory().items():
-        console.print(f"memory of {name}, {lived} s: {first} KiB, then {last} KiB", highlight=False)
+    for name, sizes in soak.memory().items():
+        console.print(f"KiB of {name}: {' '.join(map(str, sizes))}", highlight=False, soft_wrap=True)
     for line in tally.broken()[: 2 * SHOWN]:
         console.print(f"BROKEN {line}", markup=False, highlight=False, soft_wrap=True)
 

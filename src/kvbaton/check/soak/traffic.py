@@ -11,9 +11,9 @@ from typing import Any
 from kvbaton.check.soak.fleet import Fleet
 from kvbaton.check.soak.tally import Tally, normalised
 
-END_SECONDS = 30.0
+END_SECONDS = 40.0
 """Every room has ended by then: all its deadlines together are shorter. Time in which a rank stands still is extra."""
-FREE_SECONDS = 45.0
+FREE_SECONDS = 60.0
 """Its rows are back by then."""
 HALF_SHARE = 0.003
 """Rooms of which only one side ever hears."""
