@@ -136,7 +136,7 @@ def test_bad_refusals(pair: Pair, body: bytes) -> None:
 
 
 def test_a_source_that_is_gone_serves_no_room() -> None:
-    with pytest.raises(SourceGone, match="nothing listens at http://127.0.0.1:1"):
+    with pytest.raises(SourceGone, match=r"nothing listens at http://127\.0\.0\.1:1"):
         look_up("http://127.0.0.1:1", 7)
     report("http://127.0.0.1:1", 7, NO)
 

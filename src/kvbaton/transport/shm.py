@@ -131,10 +131,12 @@ class ShmTransport(MappedTransport):
         described = _decode(descriptor)
         watch = ProcessWatch(described.process)
         with self._admitted_lock:
-            before = self._admitted.get(described.instance)
+            # Also of those that nobody will fence: they left in peace, and died later.
+            over = [instance for instance, other in self._admitted.items() if other.dead()]
+            before = [self._admitted.pop(instance) for instance in {*over, described.instance} & self._admitted.keys()]
             self._admitted[described.instance] = watch
-        if before is not None:
-            before.close()
+        for other in before:
+            other.close()
 
     def fence(self, instance: str) -> bool:
         """As `Transport.fence`: True when the admitted process is dead, or when none was ever admitted."""

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 
+from kvbaton.check.soak.diary import Diary
 from kvbaton.check.soak.fleet import Fleet
 from kvbaton.check.soak.tally import Tally
 
@@ -17,8 +18,8 @@ WEIGHTS = {"kill": 3, "stop": 4, "cut": 4, "break": 2, "abort": 3, "registry": 1
 class Faults:
     """Does one thing at a time, at random; what was done is undone some time later."""
 
-    def __init__(self, fleet: Fleet, rng: random.Random, tally: Tally) -> None:
-        self._fleet, self._rng, self._tally = fleet, rng, tally
+    def __init__(self, fleet: Fleet, rng: random.Random, tally: Tally, diary: Diary) -> None:
+        self._fleet, self._rng, self._tally, self._diary = fleet, rng, tally, diary
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._registry_away = False
@@ -39,6 +40,7 @@ class Faults:
             heapq.heappop(self._later)[2]()
 
     def _after(self, seconds: float, undo: Callable[[], None]) -> None:
+        self._diary.note(f"for {seconds:g} s")
         heapq.heappush(self._later, (time.monotonic() + seconds, next(self._numbers), undo))
 
     def _pick(self, keys: list[str]) -> str | None:
@@ -47,6 +49,7 @@ class Faults:
 
     def _note(self, kind: str, key: str) -> None:
         self._tally.faults[f"{kind} {'prefill' if key.startswith('p') else 'decode'}"] += 1
+        self._diary.note(f"fault: {kind} {key}")
 
     def _kill(self) -> None:
         key = self._pick([key for key in self._fleet.keys if key not in self._fleet.spared])
@@ -91,6 +94,7 @@ class Faults:
         if self._registry_away:
             return
         self._tally.faults["kill registry"] += 1
+        self._diary.note("fault: kill registry")
         self._registry_away = True
         self._fleet.kill_registry()
 

@@ -5,15 +5,18 @@ python -m kvbaton.check.soak.rank '{"role": "prefill", ...}'        (see `RankOp
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
 import os
 import random
+import re
 import select
 import sys
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,7 +167,7 @@ class Rank:
             slots_lost=self._options.slots - len(self._store.slots),
             clean=clean,
             threads=threading.active_count(),
-            descriptors=len(os.listdir("/proc/self/fd")),
+            descriptors=dict(_descriptors()),
             faults=self.manager._control.faults,
         )
 
@@ -241,6 +244,15 @@ class Rank:
         self._store.give(job.pages, job.slot)
         self._say(event="free", room=job.number)
         return True
+
+
+def _descriptors() -> Counter[str]:
+    """How many descriptors are open, by kind."""
+    kinds: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            kinds[re.sub(r"\d+", "N", os.readlink(f"/proc/self/fd/{name}"))] += 1
+    return kinds
 
 
 def main() -> None:

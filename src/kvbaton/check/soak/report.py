@@ -58,6 +58,53 @@ def check_soak(
     return not tally.broken()
 
 
+def check_served_soak(
+    seconds: float, transports: Sequence[str], seed: int | None, *, json_to: str = "", logs: str = ""
+) -> bool:
+    """Soak the demo servers behind the real router, and say what came out; whether no promise was broken.
+
+    Raises `ConfigurationError` as `check_soak` does.
+    """
+    from kvbaton.check.soak.requests import Requests
+    from kvbaton.check.soak.serving import ServedSoak
+
+    check_target(json_to)
+    chosen = secrets.randbelow(1 << 32) if seed is None else seed
+    with tempfile.TemporaryDirectory() as folder, Console(stderr=True).status("starting") as status:
+
+        def progress(requests: Requests, faults: Counter[str], passed: float) -> None:
+            status.update(
+                f"{passed:.0f} of {seconds:g} s: {requests.asked} requests, {requests.right} right, "
+                f"{requests.errors.total()} errors, {faults.total()} faults, {len(requests.broken)} broken promises"
+            )
+
+        where = Path(logs or folder)
+        figures = ServedSoak(transports, chosen, where, progress=progress).run(seconds)
+    requests = figures.requests
+    said = {"seconds": seconds, "seed": chosen, "transports": list(transports), **vars(requests)}
+    said |= {"faults": figures.faults, "broken": figures.broken}
+    if json_to:
+        write_json(said, json_to)
+    if json_to != "-":
+        console = Console()
+        table = Table("what", "count", title=f"servers, {seconds:g} s, seed {chosen}")
+        for name, count in (
+            ("requests", requests.asked),
+            ("answered right", requests.right),
+            ("answered with a clean error", requests.errors.total()),
+            ("left by their client", requests.left),
+            ("broken promises", len(figures.broken)),
+            ("slowest answer, seconds", round(requests.slowest_seconds, 1)),
+        ):
+            table.add_row(name, str(count))
+        console.print(table)
+        _list(console, "faults", figures.faults)
+        _list(console, "errors", requests.errors)
+        for line in figures.broken[: 2 * SHOWN]:
+            console.print(f"BROKEN {line}", markup=False, highlight=False, soft_wrap=True)
+    return not figures.broken
+
+
 def _show(tally: Tally, soak: Soak, seconds: float, seed: int) -> None:
     console = Console()
     table = Table("what", "count", title=f"{seconds:g} s, seed {seed}")

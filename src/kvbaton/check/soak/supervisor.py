@@ -9,7 +9,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from kvbaton.check.soak.diary import Diary
 from kvbaton.check.soak.faults import Faults
 from kvbaton.check.soak.fleet import Fleet
 from kvbaton.check.soak.tally import Tally, normalised
@@ -55,8 +57,9 @@ class Soak:
             lambda key, said: self._traffic.heard(key, said),
             lambda key: self._traffic.gone(key),
         )
-        self._traffic = Traffic(self._fleet, rng, self.tally, load)
-        self._faults = Faults(self._fleet, random.Random(seed + 1), self.tally)
+        diary = Diary(logs / "diary.txt")
+        self._traffic = Traffic(self._fleet, rng, self.tally, load, diary)
+        self._faults = Faults(self._fleet, random.Random(seed + 1), self.tally, diary)
         self._tags = 0
 
     def run(self, seconds: float) -> Tally:
@@ -117,7 +120,7 @@ class Soak:
             self._fleet.listen(0.1)
             self._traffic.look_for_hangs()
 
-    def _settle(self) -> dict[str, dict[str, object]]:
+    def _settle(self) -> dict[str, dict[str, Any]]:
         """Let some rooms pass in peace between all engines, and count what is held afterwards."""
         # A registry that was away has to hear of its ranks again.
         time.sleep(1.5)
@@ -139,7 +142,7 @@ class Soak:
             self._fleet.listen(0.1)
         return counts
 
-    def _compare(self, before: dict[str, dict[str, object]], after: dict[str, dict[str, object]]) -> None:
+    def _compare(self, before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> None:
         for key in self._fleet.keys:
             if key not in after:
                 self.tally.hangs.append(f"{key} does not answer")
@@ -150,9 +153,13 @@ class Soak:
                     self.tally.leaks.append(f"{key}: {name} {now[name]}")
             if not now["clean"]:
                 self.tally.wrong.append(f"{key}: free rows were written")
-            for name, more in (("threads", LAZY_THREADS), ("descriptors", 0)):
-                if int(str(now[name])) > int(str(then[name])) + more:
-                    self.tally.leaks.append(f"{key}: {now[name]} {name}, {then[name]} before")
+            if now["threads"] > then["threads"] + LAZY_THREADS:
+                self.tally.leaks.append(f"{key}: {now['threads']} threads, {then['threads']} before")
+            more = {
+                kind: count for kind, count in now["descriptors"].items() if count > then["descriptors"].get(kind, 0)
+            }
+            if sum(now["descriptors"].values()) > sum(then["descriptors"].values()):
+                self.tally.leaks.append(f"{key}: more descriptors than before: {more}, then {then['descriptors']}")
 
     def _look_at_memory(self) -> None:
         for (key, pid), history in self._memory.items():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvbaton.check.soak.diary import Diary
 from kvbaton.check.soak.fleet import Fleet
 from kvbaton.check.soak.tally import Tally, normalised
 
@@ -35,8 +36,8 @@ class _Room:
 class Traffic:
     """Rooms under way, by number."""
 
-    def __init__(self, fleet: Fleet, rng: random.Random, tally: Tally, load: int) -> None:
-        self._fleet, self._rng, self._tally, self._load = fleet, rng, tally, load
+    def __init__(self, fleet: Fleet, rng: random.Random, tally: Tally, load: int, diary: Diary) -> None:
+        self._fleet, self._rng, self._tally, self._load, self._diary = fleet, rng, tally, load, diary
         self._rooms: dict[int, _Room] = {}
         self._of_engine = dict.fromkeys(fleet.decodes, 0)
         self.counts: dict[int, dict[str, dict[str, Any]]] = {}
@@ -117,6 +118,11 @@ class Traffic:
         self._count(room)
 
     def _count(self, room: _Room) -> None:
+        if any(status != "SUCCESS" for status, _ in room.ends.values()):
+            lived = time.monotonic() - room.started
+            self._diary.note(
+                f"room {room.number} of {room.engine}, {lived:.3f} s, told {sorted(room.still)}: {room.ends}"
+            )
         tally = self._tally
         decodes = self._of(room, "d")
         prefills = self._of(room, "p")
