@@ -57,7 +57,7 @@ class Soak:
             lambda key, said: self._traffic.heard(key, said),
             lambda key: self._traffic.gone(key),
         )
-        diary = Diary(logs / "diary.txt")
+        self._diary = diary = Diary(logs / "diary.txt")
         self._traffic = Traffic(self._fleet, rng, self.tally, load, diary)
         self._faults = Faults(self._fleet, random.Random(seed + 1), self.tally, diary)
         self._tags = 0
@@ -77,6 +77,7 @@ class Soak:
             self._compare(before, after)
         finally:
             self._fleet.close()
+            self._diary.close()
         self._look_at_memory()
         self._read_logs()
         left = set(os.listdir("/dev/shm")) - shared_before
