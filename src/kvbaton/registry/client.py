@@ -58,10 +58,12 @@ class HttpRegistry(RegistryClient):
             path += f"&dp_rank={dp_rank}"
         return self._decoded(path, self._call("GET", path), Topology, "a topology")
 
-    def announce_rooms(self, instance: str, opened: Collection[int], closed: Collection[int]) -> dict[int, int]:
+    def announce_rooms(
+        self, instance: str, opened: Collection[int], closed: Collection[int], ended: Collection[int] = ()
+    ) -> dict[int, int]:
         """See `RegistryClient.announce_rooms`."""
         path = f"/v1/ranks/{_quoted(instance)}/rooms"
-        said = msgspec.json.encode({"opened": list(opened), "closed": list(closed)})
+        said = msgspec.json.encode({"opened": list(opened), "closed": list(closed), "ended": list(ended)})
         body = self._call("POST", path, said, missing_is_none=True)
         if body is None:
             raise UnknownInstance(f"{self.url}: no rank with instance {instance!r} is registered: register again")

@@ -40,6 +40,7 @@ class RoomsNews(msgspec.Struct, frozen=True):
 
     opened: list[int] = []
     closed: list[int] = []
+    ended: list[int] = []
 
 
 class RoomsQuestion(msgspec.Struct, frozen=True):
@@ -158,9 +159,9 @@ def make_app(
     async def announce_rooms(instance: str, request: Request) -> Response:
         news = await read_json(request, max_body, RoomsNews, "news of rooms")
         with lock:
-            held = table.announce_rooms(instance, news.opened, news.closed, clock())
+            held = table.announce_rooms(instance, news.opened, news.closed, clock(), news.ended)
             deployment = table.deployment_of(instance)
-        waiting.announced(deployment, news.opened)
+        waiting.announced(deployment, [*news.opened, *news.ended])
         return _json(200, {"held": held})
 
     @app.post("/v1/rooms/find")

@@ -7,6 +7,7 @@ import random
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -143,12 +144,12 @@ class Soak:
             self._fleet.listen(0.1)
         return counts
 
-    def _compare(self, before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> None:
+    def _compare(self, first: dict[str, dict[str, Any]], last: dict[str, dict[str, Any]]) -> None:
         for key in self._fleet.keys:
-            if key not in after:
+            if key not in last:
                 self.tally.hangs.append(f"{key} does not answer")
                 continue
-            now, then = after[key], before[key]
+            now, then = last[key], first[key]
             for name in ("held", "jobs", "pages_lost", "slots_lost", "faults"):
                 if now[name]:
                     self.tally.leaks.append(f"{key}: {name} {now[name]}")
@@ -156,11 +157,9 @@ class Soak:
                 self.tally.wrong.append(f"{key}: free rows were written")
             if now["threads"] > then["threads"] + LAZY_THREADS:
                 self.tally.leaks.append(f"{key}: {now['threads']} threads, {then['threads']} before")
-            more = {
-                kind: count for kind, count in now["descriptors"].items() if count > then["descriptors"].get(kind, 0)
-            }
-            if sum(now["descriptors"].values()) > sum(then["descriptors"].values()):
-                self.tally.leaks.append(f"{key}: more descriptors than before: {more}, then {then['descriptors']}")
+            before, after = Counter(then["descriptors"]), Counter(now["descriptors"])
+            if after.total() > before.total():
+                self.tally.leaks.append(f"{key}: more descriptors than before: {dict(after - before)}")
 
     def _look_at_memory(self) -> None:
         for (key, pid), history in self._memory.items():
