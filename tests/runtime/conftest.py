@@ -2,6 +2,7 @@ import os
 
 import pytest
 from driven_ranks import Process
+from process_transports import LIBRARIES
 from rank_world import World
 
 from kvbaton.registry.server import RegistryServer
@@ -17,7 +18,7 @@ def world():
     made.close()
 
 
-@pytest.fixture(params=["loopback", "shm", "tcp", "memory", *MORE])
+@pytest.fixture(params=["loopback", "shm", "tcp", "memory", *LIBRARIES, *MORE])
 def any_world(request):
     made = World(request.param)
     yield made

@@ -11,4 +11,5 @@ def _library(name, module):
     return pytest.param(name, marks=[skip, pytest.mark.long])
 
 
-EVERY_TRANSPORT = ["shm", "tcp", _library("nixl", "nixl_cu13"), _library("mooncake", "mooncake")]
+LIBRARIES = [_library("nixl", "nixl_cu13"), _library("mooncake", "mooncake")]
+EVERY_TRANSPORT = ["shm", "tcp", *LIBRARIES]

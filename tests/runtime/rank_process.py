@@ -137,6 +137,18 @@ class Driver:
         os.kill(pid, number)
         return "middle" if any((each[:, -1] == 0xEE).all() for each in pages) else "late"
 
+    def abort_when_moving(self, room):
+        """As soon as the first bytes have landed here, abort the room; answers as `strike` does."""
+        pages = [self.pages(tensor) for tensor in self.tensors]
+        while all((each[:, 0] == 0xEE).all() for each in pages):
+            pass
+        self.rooms[room].abort()
+        return "middle" if any((each[:, -1] == 0xEE).all() for each in pages) else "late"
+
+    def abort(self, room):
+        self.rooms[room].abort()
+        return "aborted"
+
     def transferring(self, room):
         while self.rooms[room].poll() is kb.Status.WAITING:
             time.sleep(0.001)

@@ -146,6 +146,40 @@ class TestDecode:
         hand_over(prefill, decode, 3, PAGES)
 
 
+class TestAbort:
+    """D08 between processes: rows come back when the write is over, and may be used again at once."""
+
+    def test_by_decode_in_the_middle(self, start, transport):
+        prefill, decode = start("prefill", transport, LARGE), start("decode", transport, LARGE)
+        hand_over(prefill, decode, 1)
+        for room in (2, 3):
+            decode.ask("receive", room, PAGES)
+            decode.tell("abort_when_moving", room)
+            prefill.ask("send", room, PAGES)
+            assert decode.answer() in ("middle", "late")
+            assert decode.ask("over", room).startswith("FAILED aborted by the decode engine")
+            assert decode.ask("released", room) == "released"
+            decode.ask("wipe")
+            prefill.ask("over", room)
+            assert prefill.ask("released", room) == "released"
+            hand_over(prefill, decode, 100 + room, PAGES)
+
+    def test_by_prefill_in_the_middle(self, start, transport):
+        prefill, decode = start("prefill", transport, LARGE), start("decode", transport, LARGE)
+        hand_over(prefill, decode, 1)
+        for room in (2, 3):
+            decode.ask("receive", room, PAGES)
+            prefill.ask("send_chunk", room, PAGES - 10)
+            decode.ask("moving", room)
+            prefill.ask("abort", room)
+            outcome = decode.ask("over", room)
+            assert "part 0 of 1" in outcome, outcome
+            assert outcome.endswith("aborted by the prefill engine"), outcome
+            assert decode.ask("released", room) == prefill.ask("released", room) == "released"
+            decode.ask("wipe")
+            hand_over(prefill, decode, 100 + room, PAGES)
+
+
 class TestReplaced:
     """D15: whoever replaces a rank is known by its instance id, and nothing is kept for the one before."""
 
