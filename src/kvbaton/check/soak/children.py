@@ -29,7 +29,10 @@ class Child:
         self.stopped_at: float | None = None
         self.stopped_seconds = 0.0
         self.started = time.monotonic()
-        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        # One arena: with one for each thread that ever was, the allocator keeps what none of them uses any more, and
+        # that would hide what kvbaton itself keeps.
+        special = {"PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+        environment = {**os.environ, **special}
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
