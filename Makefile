@@ -3,12 +3,13 @@ SHELL := /bin/bash
 PYTHON ?=
 VENV := .venv
 EXAMPLES ?= 100000
+SECONDS ?= 3600
 RDMA_VM ?= ../shared/tools/rdma-vm
 RUN := $(VENV)/bin/python
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup setup-fabrics demo test test-all test-rdma test-mori check lint format typecheck bench golden clean
+.PHONY: help setup setup-fabrics demo test test-all test-rdma test-mori check soak lint format typecheck bench golden clean
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
@@ -18,6 +19,8 @@ help:
 	@echo "make test-mori the mori fabric against MORI-IO itself, on AMD hardware (PYTHON=one that has amd-mori)"
 	@echo "               or in a bed without it (MORI_BED=folder)"
 	@echo "make check     100,000 random pairs of layouts against the oracle (EXAMPLES=n, SEED=s; a fresh seed by default)"
+	@echo "make soak      ranks, then servers, as processes at full load with a random fault each second, for an hour each"
+	@echo "               (SECONDS=n, SEED=s)"
 	@echo "make test-rdma the tests of RDMA, in a virtual machine with soft-RoCE (RDMA_VM=folder of the tool that makes it)"
 	@echo "make lint      ruff (lint, format) and mypy strict"
 	@echo "make bench     benchmarks beside NIXL and Mooncake; figures in build/bench/*.json"
@@ -50,6 +53,10 @@ test-mori:
 
 check: setup
 	@$(RUN) -m kvbaton check layouts --examples $(EXAMPLES) --processes 2 $(if $(SEED),--seed $(SEED)) --json build/check.json
+
+soak: setup
+	@$(RUN) -m kvbaton check soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) --json build/soak.json
+	@$(RUN) -m kvbaton check soak --serve --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) --json build/soak-serve.json
 
 lint: setup
 	@$(RUN) -m ruff check .

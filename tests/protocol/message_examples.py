@@ -45,7 +45,7 @@ EXAMPLES = {
         cast=True,
         aux="fabric",
     ),
-    "welcome": Welcome("prefill-1", "shm", b"\x01\x02", (0, 1), "fabric", "memory is mapped"),
+    "welcome": Welcome("prefill-1", "shm", b"\x01\x02", (0, 1), "fabric", "memory is mapped", (3,)),
     "refused": Refused("prefill-1", "axis head: 8 here, 4 there", "LayoutMismatch"),
     "offer": Offer(
         room=2**63 - 1,

@@ -24,6 +24,7 @@ from kvbaton.registry import (
     UnknownDeployment,
     UnknownInstance,
 )
+from kvbaton.registry.rooms import ENDED_SECONDS, MAX_ENDED
 from kvbaton.registry.server import RegistryServer
 
 
@@ -39,6 +40,35 @@ def three(limits: Limits | None = None) -> RegistryTable:
     for dp in range(3):
         table.register(rank(f"i{dp}", dp), 0.0)
     return table
+
+
+def test_who_gave_a_room_up_is_known_for_some_seconds() -> None:
+    table = three()
+    table.announce_rooms("i2", [5], [], 0.0)
+    assert table.announce_rooms("i2", [], [], 1.0, [5, 6]) == {}
+    assert table.find_rooms("default", [5, 6], 1.0 + ENDED_SECONDS - 0.1).rooms == {5: 2, 6: 2}
+    assert table.find_rooms("default", [5, 6], 1.0 + ENDED_SECONDS).rooms == {}
+    assert table.rooms == 0
+
+
+def test_who_opens_a_room_counts_more_than_who_gave_it_up() -> None:
+    table = three()
+    table.announce_rooms("i2", [], [], 0.0, [5, 6])
+    assert table.announce_rooms("i1", [5], [], 0.5) == {}
+    assert table.find_rooms("default", [5, 6], 1.0).rooms == {5: 1, 6: 2}
+    table.announce_rooms("i1", [], [5], 1.0)
+    assert table.find_rooms("default", [5], 1.0).rooms == {}
+
+
+def test_what_was_given_up_is_forgotten_with_its_rank_and_bounded() -> None:
+    table = three(Limits(rooms_per_request=1 << 16))
+    table.announce_rooms("i2", [], [], 0.0, [5])
+    table.remove("i2", 0.0)
+    table.register(rank("new", 2), 0.0)
+    assert table.find_rooms("default", [5], 0.0).rooms == {}
+    table.announce_rooms("i1", [], [], 0.0, range(MAX_ENDED))
+    table.announce_rooms("i1", [], [], 0.0, [MAX_ENDED])
+    assert table.find_rooms("default", [0, 1, MAX_ENDED], 0.0).rooms == {1: 1, MAX_ENDED: 1}
 
 
 def test_rooms_are_found_where_they_were_announced() -> None:

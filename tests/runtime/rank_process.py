@@ -2,10 +2,13 @@
 
 python rank_process.py ROLE REGISTRY TRANSPORT SCALE [TP_RANK TP_SIZE]
 
+``RANK_OPTIONS`` in the environment is a JSON object: ``cables`` puts the rank's ports behind proxies that `cut` cuts,
+``limits`` are settings of the manager; the others are arguments of it.
 ``SCALE`` multiplies the width of the cache, so that a transfer takes long enough to be interrupted. With a TP rank the
 cache is a latent that every rank holds whole, and prefill ranks share the work by stripes.
 """
 
+import json
 import os
 import sys
 import threading
@@ -14,7 +17,10 @@ import time
 import numpy as np
 
 import kvbaton as kb
+from kvbaton.check.soak.cables import CabledRegistry, Cables
 from kvbaton.layout import build
+from kvbaton.runtime.transports import instance_of
+from kvbaton.transport import create
 
 PAGE, ROWS = 16, 64
 
@@ -36,22 +42,29 @@ def content(rank_pages, seed, nbytes):
 
 
 class Driver:
-    def __init__(self, role, registry, transport, scale, tp=None):
+    def __init__(self, role, registry, transport, scale, tp=None, *, cables=False, limits=None, **options):
         self.layout = make_layout(scale, tp)
         self.tensors = self.layout.components[0].tensors
         self.page_bytes = self.tensors[0].row_stride
         self.memory = kb.SharedMemory(build.required_bytes(self.layout.components)[0])
         self.memory.array[:] = 0xEE
         settings = kb.Settings(
-            heartbeat_seconds=0.2,
-            peer_timeout_seconds=1.0,
-            connect_seconds=0.5,
-            registry_heartbeat_seconds=0.5,
-            striped=tp is not None,
+            **{
+                "heartbeat_seconds": 0.2,
+                "peer_timeout_seconds": 1.0,
+                "connect_seconds": 0.5,
+                "registry_heartbeat_seconds": 0.5,
+                "striped": tp is not None,
+                **(limits or {}),
+            }
         )
         region = kb.Region.of(self.memory)
+        self.cables = Cables()
+        if cables:
+            registry = CabledRegistry(registry, self.cables)
+            transport = self.cables.front(create(transport, instance=instance_of([transport])))
         self.manager = kb.Manager(
-            self.layout, [region], role=role, registry=registry, transports=[transport], settings=settings
+            self.layout, [region], role=role, registry=registry, transports=[transport], settings=settings, **options
         )
         self.rooms = {}
 
@@ -113,6 +126,29 @@ class Driver:
             time.sleep(0.0002)
         return "moving"
 
+    def strike(self, pid, number):
+        """As soon as the first bytes have landed here, send a signal to the process that writes them.
+
+        Answers whether the write was caught in the middle.
+        """
+        pages = [self.pages(tensor) for tensor in self.tensors]
+        while all((each[:, 0] == 0xEE).all() for each in pages):
+            pass
+        os.kill(pid, number)
+        return "middle" if any((each[:, -1] == 0xEE).all() for each in pages) else "late"
+
+    def abort_when_moving(self, room):
+        """As soon as the first bytes have landed here, abort the room; answers as `strike` does."""
+        pages = [self.pages(tensor) for tensor in self.tensors]
+        while all((each[:, 0] == 0xEE).all() for each in pages):
+            pass
+        self.rooms[room].abort()
+        return "middle" if any((each[:, -1] == 0xEE).all() for each in pages) else "late"
+
+    def abort(self, room):
+        self.rooms[room].abort()
+        return "aborted"
+
     def transferring(self, room):
         while self.rooms[room].poll() is kb.Status.WAITING:
             time.sleep(0.001)
@@ -130,6 +166,34 @@ class Driver:
         self.rooms.pop(room).close()
         return "closed"
 
+    def cut(self, inwards, outwards):
+        """Cut the cables, in these directions."""
+        self.cables.hold(inwards=bool(inwards), outwards=bool(outwards))
+        return "cut"
+
+    def reset(self):
+        """Break every connection."""
+        self.cables.reset()
+        return "broken"
+
+    def heal(self):
+        self.cables.heal()
+        return "healed"
+
+    def fenced(self):
+        """Wait until nothing is kept for a lost prefill rank."""
+        sources = self.manager.side._sources
+        while len(sources._lost) or sources._source_of_peer:
+            time.sleep(0.001)
+        return "fenced"
+
+    def alone(self):
+        """Wait until no decode rank is joined, nor let go of."""
+        destinations = self.manager.side._destinations
+        while destinations._joined or destinations._leaving:
+            time.sleep(0.001)
+        return "alone"
+
     def kept(self):
         """What is kept: tables, and open descriptors of the process."""
         done = threading.Event()
@@ -143,7 +207,8 @@ class Driver:
 
 def main():
     role, registry, transport, scale, *tp = sys.argv[1:]
-    driver = Driver(role, registry, transport, int(scale), tuple(map(int, tp)) or None)
+    options = json.loads(os.environ.get("RANK_OPTIONS", "{}"))
+    driver = Driver(role, registry, transport, int(scale), tuple(map(int, tp)) or None, **options)
     print("ready", flush=True)
     for line in sys.stdin:
         name, *numbers = line.split()

@@ -213,6 +213,25 @@ class TestEnds:
         over(decode, 10, 4, receive(decode, 10, 4), send(prefill[1], 10, 4))
         decode.check_rest()
 
+    @pytest.mark.parametrize("known", [False, True])
+    def test_a_room_that_its_replica_gave_up_before_it_was_looked_for(self, world, registry, known):
+        """Also where it never was announced: decode hears the reason, and the other ranks of the replica hear of it."""
+        world.registry = registry
+        prefill = replicas(world)
+        decode = decode_rank(world)
+        if known:
+            over(decode, 8, 4, receive(decode, 8, 4), send(prefill[1], 8, 0))
+        first, other = (rank.manager.sender(9) for rank in prefill[1])
+        first.abort("the client left")
+        first.close()
+        receiver = receive(decode, 9, 0)
+        failed(receiver, "the client left", error=errors.TransferAborted)
+        failed(other, "the client left", error=errors.TransferAborted)
+        wait_released(first, other, receiver)
+        close(receiver, other)
+        world.assert_empty()
+        over(decode, 9, 4, receive(decode, 9, 4), send(prefill[1], 9, 0))
+
     @pytest.mark.parametrize("where", [{}, {"dp_rank": 2}])
     def test_a_room_that_is_opened_anew_is_not_withdrawn(self, world, where):
         prefill = replicas(world)
@@ -396,10 +415,10 @@ class Counting(kb.MemoryRegistry):
             self.failures += 1
             raise errors.RegistryError("the registry is down")
 
-    def announce_rooms(self, instance, opened, closed):
+    def announce_rooms(self, instance, opened, closed, ended=()):
         self._check()
         self.calls.append(("announce", instance))
-        return super().announce_rooms(instance, opened, closed)
+        return super().announce_rooms(instance, opened, closed, ended)
 
     def find_rooms(self, deployment, rooms, wait_seconds=0.0, asker=""):
         self._check()

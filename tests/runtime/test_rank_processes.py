@@ -1,101 +1,14 @@
-"""Ranks in processes of their own, over a real registry: hand-over, and what is left when one is killed or stopped."""
+"""Ranks in processes of their own, over a real registry: hand-over, and one of several that dies."""
 
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
-from pathlib import Path
 
 import pytest
+from driven_ranks import LARGE, SCRIPT, SOURCE, hand_over
 
-import kvbaton
 from kvbaton.registry.server import RegistryServer
-
-SCRIPT = Path(__file__).with_name("rank_process.py")
-SOURCE = str(Path(kvbaton.__file__).parent.parent)
-LARGE = 100
-"""About 50 MB at 60 pages."""
-
-
-class Process:
-    """A rank, asked by `ask` and answered with a line."""
-
-    def __init__(self, role, registry, transport, scale=1, tp=()):
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), role, registry, transport, str(scale), *map(str, tp)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
-        )
-        self._lines = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        assert self.answer() == "ready"
-
-    def _read(self):
-        for line in self.process.stdout:
-            self._lines.put(line.rstrip("\n"))
-
-    def tell(self, name, *numbers):
-        self.process.stdin.write(" ".join([name, *map(str, numbers)]) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self, seconds=20):
-        return self._lines.get(timeout=seconds)
-
-    def ask(self, name, *numbers, seconds=20):
-        self.tell(name, *numbers)
-        return self.answer(seconds)
-
-    def signal(self, number):
-        self.process.send_signal(number)
-
-    def kill(self):
-        self.signal(signal.SIGKILL)
-        self.process.wait(10)
-
-    def close(self):
-        """End it in order, or by force."""
-        if self.process.poll() is None:
-            self.signal(signal.SIGCONT)
-            self.process.stdin.close()
-            try:
-                self.process.wait(15)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        self._reader.join(5)
-        self.process.stdout.close()
-        if not self.process.stdin.closed:
-            self.process.stdin.close()
-        return self.process.returncode
-
-
-@pytest.fixture
-def start():
-    processes = []
-    with RegistryServer() as server:
-
-        def make(role, transport, scale=1, tp=(), registry=server.url):
-            processes.append(Process(role, registry, transport, scale, tp))
-            return processes[-1]
-
-        yield make
-        for process in processes:
-            process.close()
-
-
-def hand_over(prefill, decode, room, count=20):
-    assert prefill.ask("send", room, count) == "sent"
-    assert decode.ask("receive", room, count) == "offered"
-    assert decode.ask("over", room) == "SUCCESS "
-    assert prefill.ask("over", room) == "SUCCESS "
-    assert decode.ask("released", room) == prefill.ask("released", room) == "released"
-    assert decode.ask("check", room, count) == "same"
-    decode.ask("wipe")
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -105,99 +18,6 @@ def test_hand_over(start, transport):
     hand_over(prefill, decode, 2, 64)
     assert decode.close() == 0
     assert prefill.close() == 0
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_prefill_is_killed_in_the_middle(start, transport):
-    """Its room fails with a reason and gives its rows back; its successor serves the next room (D15)."""
-    decode = start("decode", transport, LARGE)
-    prefill = start("prefill", transport, LARGE)
-    hand_over(prefill, decode, 1)
-    before = decode.ask("kept").rsplit(" ", 1)[1]
-    prefill.ask("send_chunk", 2, 60)
-    decode.ask("receive", 2, 62)
-    assert decode.ask("moving", 2) == "moving"
-    prefill.kill()
-    outcome = decode.ask("over", 2, seconds=5)
-    assert outcome.startswith("FAILED"), outcome
-    assert "part 0 of 1 (tp0/1 pp0/1 cp0/1 dp0/1, sends kv) was lost" in outcome
-    assert decode.ask("released", 2, seconds=5) == "released"
-    decode.ask("wipe")
-    for room in (1, 2):
-        decode.ask("close", room)
-    successor = start("prefill", transport, LARGE)
-    hand_over(successor, decode, 3)
-    assert decode.ask("kept").rsplit(" ", 1)[1] == before, "descriptors of the dead process are still open"
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_decode_is_killed_in_the_middle(start, transport):
-    prefill = start("prefill", transport, LARGE)
-    decode = start("decode", transport, LARGE)
-    hand_over(prefill, decode, 1)
-    decode.ask("receive", 2, 62)
-    prefill.ask("send_chunk", 2, 60)
-    decode.ask("moving", 2)
-    decode.kill()
-    outcome = prefill.ask("over", 2, seconds=5)
-    assert outcome.startswith("FAILED"), outcome
-    assert "decode rank 0" in outcome
-    assert prefill.ask("released", 2, seconds=5) == "released"
-    other = start("decode", transport, LARGE)
-    hand_over(prefill, other, 3)
-
-
-def test_prefill_is_stopped_over_shm(start):
-    """The room fails within the peer's timeout. A stopped process may go on writing: its rows stay until it is dead."""
-    prefill, decode = start("prefill", "shm"), start("decode", "shm")
-    hand_over(prefill, decode, 1)
-    decode.ask("receive", 2, 20)
-    assert decode.ask("transferring", 2) == "TRANSFERRING"
-    prefill.signal(signal.SIGSTOP)
-    outcome = decode.ask("over", 2, seconds=6)
-    assert outcome.startswith("FAILED"), outcome
-    assert decode.ask("is_released", 2) == "False"
-    decode.tell("released", 2)
-    with pytest.raises(queue.Empty):
-        decode.answer(1)
-    prefill.kill()
-    assert decode.answer(5) == "released"
-
-
-def test_decode_is_stopped(start):
-    """The prefill side goes on with others; the two work together again when it wakes up."""
-    prefill, decode = start("prefill", "tcp"), start("decode", "tcp")
-    other = start("decode", "tcp")
-    hand_over(prefill, decode, 1)
-    decode.ask("receive", 2, 20)
-    decode.ask("transferring", 2)
-    prefill.ask("send_chunk", 2, 10)
-    assert prefill.ask("transferring", 2) == "TRANSFERRING"
-    decode.signal(signal.SIGSTOP)
-    outcome = prefill.ask("over", 2, seconds=6)
-    assert outcome.startswith("FAILED decode rank 0 was lost"), outcome
-    hand_over(prefill, other, 3)
-    decode.signal(signal.SIGCONT)
-    outcome = decode.ask("over", 2)
-    assert outcome.startswith("FAILED"), outcome
-    assert decode.ask("released", 2) == "released"
-    decode.ask("wipe")
-    hand_over(prefill, decode, 4)
-
-
-def test_prefill_is_stopped_over_tcp(start):
-    """Its connections are cut, so the rows come back while it sleeps; when it wakes up it is used again."""
-    prefill, decode = start("prefill", "tcp"), start("decode", "tcp")
-    hand_over(prefill, decode, 1)
-    decode.ask("receive", 2, 20)
-    assert decode.ask("transferring", 2) == "TRANSFERRING"
-    prefill.signal(signal.SIGSTOP)
-    outcome = decode.ask("over", 2, seconds=6)
-    assert outcome.startswith("FAILED"), outcome
-    assert decode.ask("released", 2, seconds=6) == "released"
-    prefill.signal(signal.SIGCONT)
-    prefill.ask("send", 3, 20)
-    hand_over(prefill, decode, 4)
 
 
 @pytest.mark.parametrize(("transport", "stopped"), [("shm", False), ("tcp", False), ("shm", True)])
@@ -237,19 +57,6 @@ def test_one_of_the_ranks_that_share_a_latent_dies(start, transport, stopped):
         assert decode.ask("check", 5, 20) == "same"
         for process in (other, decode):
             process.close()
-
-
-def test_many_successors_leave_nothing(start):
-    """D15: replacements leave tables and descriptors as they were."""
-    decode = start("decode", "shm")
-    counts = []
-    for life in range(4):
-        prefill = start("prefill", "shm")
-        hand_over(prefill, decode, life)
-        decode.ask("close", life)
-        counts.append(decode.ask("kept"))
-        prefill.kill()
-    assert counts == [counts[0]] * 4
 
 
 def test_a_manager_that_nobody_closed_does_not_hold_up_the_exit(start):

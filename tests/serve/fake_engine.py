@@ -118,7 +118,7 @@ class FakeEngine:
             except RegistryError as error:
                 return EndEvent("error", error=str(error))
         if FAIL_AT_ONCE in request.input_ids:
-            return EndEvent("error", error=f"room {request.room}: part 0 of rank tp0/1 was lost")
+            return EndEvent("error", error=f"room {request.room}: part 0 of rank tp0/1 was lost", retry=True)
         if HANG in request.input_ids:
             handle.cancelled.wait(30)
             return EndEvent("abort", error="cancelled")

@@ -169,7 +169,7 @@ def test_concurrent(deployment: Deployment) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("special", "status", "reason"),
-    [(FAIL_AT_ONCE, 500, "part 0 of rank tp0/1 was lost"), (ROOM_IN_USE, 400, "is in use")],
+    [(FAIL_AT_ONCE, 503, "part 0 of rank tp0/1 was lost"), (ROOM_IN_USE, 400, "is in use")],
 )
 def test_failures_pass_with_status_and_reason(
     deployment: Deployment, stream: bool, special: int, status: int, reason: str
@@ -180,7 +180,7 @@ def test_failures_pass_with_status_and_reason(
 
 
 def test_a_failed_transfer_was_tried_again_with_another_room(deployment: Deployment) -> None:
-    assert deployment.post(input_ids=[FAIL_AT_ONCE, 20]).status_code == 500
+    assert deployment.post(input_ids=[FAIL_AT_ONCE, 20]).status_code == 503
     rooms = [request.room for engine in deployment.prefills for request in engine.log]
     assert len(rooms) == len(set(rooms)) == 3
 
@@ -194,7 +194,7 @@ def test_a_failure_in_the_middle(deployment: Deployment, stream: bool) -> None:
 
 def test_many_failures_do_not_close_the_way(deployment: Deployment) -> None:
     for _ in range(15):
-        assert deployment.post(input_ids=[FAIL_AT_ONCE, 20]).status_code == 500
+        assert deployment.post(input_ids=[FAIL_AT_ONCE, 20]).status_code == 503
     assert deployment.post(text="hello").json()["text"] == "olleh"
 
 

@@ -11,7 +11,7 @@ from fake_engine import HANG, NEVER_FITS, ROOM_IN_USE, CharTokenizer, FakeEngine
 
 from kvbaton.registry.server import BackgroundServer, RegistryServer
 from kvbaton.serve.app import make_app
-from kvbaton.serve.refusals import Refusal, Refusals, add_routes, look_up, report
+from kvbaton.serve.refusals import Refusal, Refusals, SourceGone, add_routes, look_up, report
 
 NO = Refusal(400, "the pool is too small")
 
@@ -135,8 +135,9 @@ def test_bad_refusals(pair: Pair, body: bytes) -> None:
     assert httpx.get(f"{pair.registry.url}/v1/rooms/x/refusal", trust_env=False).status_code == 422
 
 
-def test_a_source_that_is_not_there_is_no_error() -> None:
-    assert look_up("http://127.0.0.1:1", 7) is None
+def test_a_source_that_is_gone_serves_no_room() -> None:
+    with pytest.raises(SourceGone, match=r"nothing listens at http://127\.0\.0\.1:1"):
+        look_up("http://127.0.0.1:1", 7)
     report("http://127.0.0.1:1", 7, NO)
 
 

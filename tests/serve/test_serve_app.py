@@ -188,7 +188,7 @@ def test_prefill_answers_when_the_transfer_is_over(prefill: Served, stream: bool
 
 
 FAILURES = [
-    (FAIL_AT_ONCE, 500, "part 0 of rank tp0/1 was lost"),
+    (FAIL_AT_ONCE, 503, "part 0 of rank tp0/1 was lost"),
     (ABORTED, 503, "told to stop"),
     (ROOM_IN_USE, 400, "room 7 is in use"),
     (NEVER_FITS, 400, "needs 9 pages, and the pool has 4"),
@@ -222,7 +222,7 @@ def test_a_failure_after_the_first_token(decode: Served) -> None:
 
 def test_one_failure_fails_the_batch_and_cancels_the_rest(decode: Served) -> None:
     answer = decode.post(input_ids=[[HANG, 20], [FAIL_AT_ONCE, 20]], bootstrap_room=[1, 2])
-    assert answer.status_code == 500
+    assert answer.status_code == 503
     wait_for(lambda: not decode.engine.pages)
     assert 1 in decode.engine.cancelled
 
@@ -262,6 +262,14 @@ def test_a_request_that_hangs_ends_at_its_limit() -> None:
         assert "0.2 s" in answer.json()["error"]["message"]
         wait_for(lambda: not served.engine.pages)
     served.close()
+
+
+def test_a_prefill_server_that_is_gone_is_not_waited_for(decode: Served) -> None:
+    """The room's source is a port at which nothing listens: the router shall try another one."""
+    answer = decode.post(input_ids=[HANG, 20])
+    assert answer.status_code == 503
+    assert "the prefill side is gone: nothing listens at http://127.0.0.1:1" in answer.json()["error"]["message"]
+    wait_for(lambda: not decode.engine.pages)
 
 
 def raw_post(served: Served, **fields: Any) -> socket.socket:

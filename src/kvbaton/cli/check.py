@@ -89,6 +89,31 @@ def fuzz(
     raise typer.Exit(0 if passed else 1)
 
 
+@app.command()
+def soak(
+    seconds: Annotated[float, typer.Option(min=1, help="How long faults are injected.")] = 30,
+    transport: Annotated[str, typer.Option(help="Transports, separated by commas.")] = "shm,tcp",
+    seed: Annotated[Optional[int], typer.Option(min=0, help="Of the load and the faults; else a fresh one.")] = None,  # noqa: UP045
+    load: Annotated[int, typer.Option(min=1, help="Rooms under way at each decode engine.")] = 8,
+    json: Annotated[str, typer.Option(help="Where the figures are written as JSON; - is standard output.")] = "",
+    logs: Annotated[str, typer.Option(help="Folder for the logs of the processes; else they are not kept.")] = "",
+    serve: Annotated[bool, typer.Option("--serve", help="Soak the demo servers behind the real router.")] = False,
+) -> None:
+    """Run ranks as processes at full load, with a random fault each second, and check every row.
+
+    Processes are killed and replaced, stopped, cut off from the network, their rooms aborted, the registry restarted.
+    The exit code is 1 for a wrong byte, a room that hangs, and anything that is not given back. With --serve it is
+    the demo servers that are killed, stopped and drained: 1 for a request that is answered wrong, late, or not at all.
+    """
+    from kvbaton.check.soak.report import check_served_soak, check_soak
+
+    wanted = [name.strip() for name in transport.split(",") if name.strip()]
+    if serve:
+        raise typer.Exit(0 if check_served_soak(seconds, wanted, seed, json_to=json, logs=logs) else 1)
+    passed = check_soak(seconds, wanted, seed, load=load, json_to=json, logs=logs)
+    raise typer.Exit(0 if passed else 1)
+
+
 def _options(given: list[str]) -> dict[str, str]:
     from kvbaton.errors import ConfigurationError
 

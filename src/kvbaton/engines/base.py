@@ -53,12 +53,14 @@ class EndEvent:
 
     ``finish`` "stop" comes with the token that ended the text in ``matched`` (it is also the last of the token
     events), and "error" with the reason in ``error``. A prefill engine ends with "length", once the transfer of the
-    room is over. ``metrics`` holds figures of the transfer (bytes by component, milliseconds), as plain JSON values.
+    room is over. ``retry`` says of an error that the hand-over failed, not the request: another try may end well.
+    ``metrics`` holds figures of the transfer (bytes by component, milliseconds), as plain JSON values.
     """
 
     finish: Finish
     matched: int | None = None
     error: str = ""
+    retry: bool = False
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -58,9 +58,12 @@ def make_hello(
     striped: bool = False,
     cast: bool = False,
     aux: AuxPath = "control",
+    connection: int = 0,
+    lost: Sequence[int] = (),
 ) -> Hello:
     """Say who asks prefill rank ``source_index`` of the grid ``sources``; ``transports`` has descriptors by name.
 
+    ``connection`` and ``lost`` are as in `Hello`.
     Raises `HandshakeError` for a layout that is too large to travel.
     """
     return Hello(
@@ -76,6 +79,8 @@ def make_hello(
         striped=striped,
         cast=cast,
         aux=aux,
+        connection=connection,
+        lost=tuple(lost),
     )
 
 

@@ -22,6 +22,8 @@ MAX_AUX_BYTES = 1 << 20
 MAX_DESCRIPTOR_BYTES = 1 << 16
 MAX_TOKENS = 1 << 40
 MAX_RANKS = 1 << 14
+MAX_LOST = 64
+"""Earlier connections that a Hello asks about."""
 
 Text = Annotated[str, Meta(max_length=512)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -51,6 +53,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True
     may differ, and elements are cast on their way. The decode rank decides both. ``aux`` is how it would like aux data
     to travel; the Welcome says what comes of it.
 
+    ``connection`` is the decode rank's number of this connection. ``lost`` are the numbers of its earlier connections
+    to this prefill rank that ended while writes may have been under way: the Welcome says which of them are over.
+
     Layouts are packed: a stranger may send large ones, and whoever takes in frames has no time to unpack them. See
     `kvbaton.protocol.packed`.
     """
@@ -67,6 +72,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True
     striped: bool = False
     cast: bool = False
     aux: AuxPath = "control"
+    connection: Count = 0
+    lost: Annotated[tuple[Count, ...], Meta(max_length=MAX_LOST)] = ()
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=True):
@@ -74,7 +81,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=
 
     ``parts`` are the source indices that will send to this destination; each of them ends its work with a Done.
     ``aux`` is how this rank's aux data travel: "fabric" only where the Hello asked for it and the transport reaches the
-    memory. ``reason`` says why this transport and this way, for people.
+    memory. ``reason`` says why this transport and this way, for people. ``over`` are those of the Hello's lost
+    connections that this rank has let go of: none of its threads copies for them any more, or ever will.
     """
 
     instance: Name
@@ -83,6 +91,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=
     parts: Annotated[tuple[Rank, ...], Meta(min_length=1, max_length=MAX_RANKS)]
     aux: AuxPath = "control"
     reason: Reason = ""
+    over: Annotated[tuple[Count, ...], Meta(max_length=MAX_LOST)] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):

@@ -49,6 +49,10 @@ class FoundRooms(msgspec.Struct, frozen=True):
     """The dp rank by room."""
 
 
+class RegistryUnreachable(RegistryError):
+    """Nothing listens at the registry's address."""
+
+
 class RegistryRefused(RegistryError):
     """The registry answered, and the answer was no: the same call will fail again until something changes."""
 
@@ -93,8 +97,13 @@ class RegistryClient(abc.ABC):
         """
 
     @abc.abstractmethod
-    def announce_rooms(self, instance: str, opened: Collection[int], closed: Collection[int]) -> dict[int, int]:
+    def announce_rooms(
+        self, instance: str, opened: Collection[int], closed: Collection[int], ended: Collection[int] = ()
+    ) -> dict[int, int]:
         """Say which rooms the replica of a rank has closed, then which it has opened since.
+
+        ``ended`` are those that it closed before they were over: who asks for one of them is sent there for some
+        seconds more, and hears why, unless it is opened again. They need not have been announced before.
 
         The rank is the one that speaks for its replica: that with tp, pp and cp rank 0. Rooms are forgotten with its
         registration. Both may be said again. Returns the rooms that are not taken because another replica has

@@ -18,6 +18,7 @@ from kvbaton.registry.base import (
     RegistryClient,
     RegistryRefused,
     RegistryUnauthorized,
+    RegistryUnreachable,
     Topology,
     UnknownInstance,
 )
@@ -72,10 +73,12 @@ class HttpRegistry(RegistryClient):
             path += f"&dp_rank={dp_rank}"
         return self.decoded(path, self._call("GET", path), Topology, "a topology")
 
-    def announce_rooms(self, instance: str, opened: Collection[int], closed: Collection[int]) -> dict[int, int]:
+    def announce_rooms(
+        self, instance: str, opened: Collection[int], closed: Collection[int], ended: Collection[int] = ()
+    ) -> dict[int, int]:
         """See `RegistryClient.announce_rooms`."""
         path = f"/v1/ranks/{_quoted(instance)}/rooms"
-        said = msgspec.json.encode({"opened": list(opened), "closed": list(closed)})
+        said = msgspec.json.encode({"opened": list(opened), "closed": list(closed), "ended": list(ended)})
         body = self._call("POST", path, said, missing_is_none=True)
         if body is None:
             raise UnknownInstance(f"{self.url}: no rank with instance {instance!r} is registered: register again")
@@ -144,7 +147,8 @@ class HttpRegistry(RegistryClient):
         except urllib.error.URLError as error:
             if isinstance(error.reason, TimeoutError):
                 raise RegistryError(f"{method} {url}: no answer in {timeout:g} s") from error
-            raise RegistryError(f"{method} {url}: cannot be reached: {error.reason}") from error
+            kind = RegistryUnreachable if isinstance(error.reason, ConnectionRefusedError) else RegistryError
+            raise kind(f"{method} {url}: cannot be reached: {error.reason}") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise RegistryError(f"{method} {url}: the connection broke: {error!r}") from error
         if len(content) > _MAX_ANSWER:

@@ -40,10 +40,12 @@ class MemoryRegistry(RegistryClient):
         with self._lock:
             return self._table.topology(deployment, self._clock(), dp_rank)
 
-    def announce_rooms(self, instance: str, opened: Collection[int], closed: Collection[int]) -> dict[int, int]:
+    def announce_rooms(
+        self, instance: str, opened: Collection[int], closed: Collection[int], ended: Collection[int] = ()
+    ) -> dict[int, int]:
         """See `RegistryClient.announce_rooms`."""
         with self._lock:
-            held = self._table.announce_rooms(instance, opened, closed, self._clock())
+            held = self._table.announce_rooms(instance, opened, closed, self._clock(), ended)
             self._lock.notify_all()
             return held
 

@@ -53,6 +53,7 @@ class RoomsNews(msgspec.Struct, frozen=True):
 
     opened: RoomNumbers = []
     closed: RoomNumbers = []
+    ended: RoomNumbers = []
 
 
 class RoomsQuestion(msgspec.Struct, frozen=True):
@@ -187,9 +188,9 @@ def make_app(
     async def announce_rooms(instance: str, request: Request) -> Response:
         news = await read_json(request, min(max_body, MAX_ROOMS_BODY), RoomsNews, "news of rooms")
         with lock:
-            held = table.announce_rooms(instance, news.opened, news.closed, clock())
+            held = table.announce_rooms(instance, news.opened, news.closed, clock(), news.ended)
             deployment = table.deployment_of(instance)
-        waiting.announced(deployment, news.opened)
+        waiting.announced(deployment, [*news.opened, *news.ended])
         return _json(200, {"held": held})
 
     @app.post("/v1/rooms/find")

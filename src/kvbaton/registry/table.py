@@ -157,11 +157,16 @@ class RegistryTable:
         return Topology(found.generation, tuple(found.ranks[position].registration for position in here))
 
     def announce_rooms(
-        self, instance: str, opened: Collection[int], closed: Collection[int], now: float
+        self,
+        instance: str,
+        opened: Collection[int],
+        closed: Collection[int],
+        now: float,
+        ended: Collection[int] = (),
     ) -> dict[int, int]:
         """See `RegistryClient.announce_rooms`."""
         self.expire(now)
-        self._rooms.check(opened, closed)
+        self._rooms.check(opened, closed, ended)
         deployment, position = self._where(instance)
         if any(position[1:]):
             coords = self._deployments[deployment].ranks[position].registration.coords
@@ -170,6 +175,7 @@ class RegistryTable:
                 "that for its whole replica"
             )
         self._rooms.close(deployment, instance, closed)
+        self._rooms.end(deployment, instance, ended, now)
         others = self._rooms.open(deployment, instance, opened)
         return {room: self._dp_rank(holder) for room, holder in others.items()}
 
@@ -180,7 +186,7 @@ class RegistryTable:
         replicas = next(iter(found.ranks.values())).registration.coords.dp[1]
         if replicas == 1:
             return FoundRooms(1, dict.fromkeys(rooms, 0))
-        holders = self._rooms.find(deployment, rooms)
+        holders = self._rooms.find(deployment, rooms, now)
         return FoundRooms(replicas, {room: self._dp_rank(holder) for room, holder in holders.items()})
 
     def deployment_of(self, instance: str) -> str:

@@ -9,6 +9,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
+from typing import Literal
 
 from kvbaton.errors import KVBatonError
 from kvbaton.registry import RegistryClient, UnknownInstance
@@ -16,6 +17,7 @@ from kvbaton.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+News = Literal["opened", "closed", "ended"]
 MAX_ROOMS_PER_REQUEST = 8192
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds until a request is tried again that failed; doubled each time."""
@@ -48,8 +50,8 @@ class Announcer:
         self._wake: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._open: set[int] = set()
-        self._news: dict[int, bool] = {}
-        """Rooms to tell of, oldest first: True if they are open."""
+        self._news: dict[int, News] = {}
+        """Rooms to tell of, oldest first, and what."""
         self._conflicts: dict[int, float] = {}
         """When rooms were found to be held by another replica."""
         self._pause = 0.0
@@ -66,22 +68,22 @@ class Announcer:
         """The engine opened a room."""
         with self._lock:
             self._open.add(room)
-            self._say(room, opened=True)
+            self._say(room, "opened")
         self._wake()
 
-    def closed(self, room: int) -> None:
-        """The engine closed a room."""
+    def closed(self, room: int, *, early: bool = False) -> None:
+        """The engine closed a room; ``early``: before it had ended well, so that who looks for it shall hear of it."""
         with self._lock:
             self._open.discard(room)
             self._conflicts.pop(room, None)
-            self._say(room, opened=False)
+            self._say(room, "ended" if early else "closed")
         self._wake()
 
     def start_over(self) -> None:
         """Announce every open room again: the registry has forgotten them."""
         with self._lock:
             for room in self._open:
-                self._say(room, opened=True)
+                self._say(room, "opened")
         self._wake()
 
     def tell(self) -> float | None:
@@ -97,30 +99,31 @@ class Announcer:
 
     # Below: called by `tell`, but for `_say`.
 
-    def _say(self, room: int, *, opened: bool) -> None:
+    def _say(self, room: int, news: News) -> None:
         # Behind what was to be said before, which it replaces. Under the lock.
         self._news.pop(room, None)
-        self._news[room] = opened
+        self._news[room] = news
 
-    def _take(self) -> dict[int, bool]:
+    def _take(self) -> dict[int, News]:
         with self._lock:
             news = dict(itertools.islice(self._news.items(), MAX_ROOMS_PER_REQUEST))
             for room in news:
                 del self._news[room]
         return news
 
-    def _tell(self, news: dict[int, bool], pause: float) -> bool:
+    def _tell(self, news: dict[int, News], pause: float) -> bool:
         """Tell the registry; returns whether something must be tried again after a pause."""
-        opened = [room for room, is_open in news.items() if is_open]
-        closed = [room for room, is_open in news.items() if not is_open]
+        opened, closed, ended = (
+            [room for room, what in news.items() if what == wanted] for wanted in ("opened", "closed", "ended")
+        )
         try:
-            held = self._registry.announce_rooms(self._instance, opened, closed)
+            held = self._registry.announce_rooms(self._instance, opened, closed, ended)
         except Exception as error:
             self._failed(news, error, logging.DEBUG if pause else logging.WARNING)
             return True
         return self._resolve(opened, held)
 
-    def _failed(self, news: dict[int, bool], error: Exception, level: int) -> None:
+    def _failed(self, news: dict[int, News], error: Exception, level: int) -> None:
         known = isinstance(error, KVBatonError)
         logger.log(level, "prefill: rooms could not be announced: %s", error, exc_info=None if known else error)
         with self._lock:
@@ -140,7 +143,7 @@ class Announcer:
                 elif room in self._open:
                     since = self._conflicts.setdefault(room, now)
                     if now - since < self._settings.room_conflict_seconds:
-                        self._news.setdefault(room, True)
+                        self._news.setdefault(room, "opened")
                     else:
                         lasting[room] = held[room]
                         self._open.discard(room)

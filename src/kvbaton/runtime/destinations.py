@@ -8,6 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
+
+import msgspec
 
 from kvbaton.errors import HandshakeError, KVBatonError
 from kvbaton.plan import PairPlan
@@ -29,6 +32,13 @@ MOST_WAITING_BYTES = 256 << 20
 """Handshakes that may wait for their turn, and the bytes of their layouts."""
 
 
+class Connection(NamedTuple):
+    """A connection as the decode rank named it."""
+
+    instance: str
+    number: int
+
+
 @dataclass(frozen=True)
 class Destination:
     """A decode rank that this rank writes to."""
@@ -39,6 +49,7 @@ class Destination:
     rank: PeerRank
     index: int
     """Which decode rank of its replica it is."""
+    connection: Connection
 
 
 class Destinations:
@@ -59,6 +70,10 @@ class Destinations:
         self._waiting_bytes = 0
         self._answering: set[str] = set()
         self._checks = threading.BoundedSemaphore(CHECKS_AT_ONCE)
+        self._leaving: set[Connection] = set()
+        """Connections whose data transport is being let go of."""
+        self._kept: set[Connection] = set()
+        """Those for which that failed."""
         self._refused: set[str] = set()
 
     def get(self, peer: str) -> Destination | None:
@@ -84,6 +99,10 @@ class Destinations:
             busy = f"{len(self._waiting)} other handshakes wait for their turn ({self._waiting_bytes} bytes); try again"
             self._refuse(peer, hello, HandshakeError(busy))
             return
+        lost = {Connection(hello.instance, number) for number in hello.lost}
+        for earlier, destination in list(self._joined.items()):
+            if destination.connection in lost:
+                self.on_disconnected(earlier, "the decode rank lost its control connection")
         self._waiting.append(peer)
         self._waiting_bytes += nbytes
         self._answer_next()
@@ -117,17 +136,24 @@ class Destinations:
         self.on_disconnected(peer, error)
 
     def _answer_next(self) -> None:
-        """Begin with those that wait, as far as there is room."""
+        """Begin with those that wait, as far as there is room, and no connection that they ask about is still there."""
+        held_back: list[str] = []
         while self._waiting and len(self._answering) < AT_ONCE:
             peer = self._waiting.popleft()
             hello = self._handshakes[peer]
+            lost = {Connection(hello.instance, number) for number in hello.lost}
+            if lost & self._leaving:
+                held_back.append(peer)
+                continue
             self._waiting_bytes -= _nbytes(hello)
             self._answering.add(peer)
+            over = tuple(connection.number for connection in lost - self._kept)
             self._context.in_background(
-                partial(self._answer, hello),
+                partial(self._answer, hello, over),
                 partial(self._answered, peer, hello),
                 partial(self._not_answered, peer, hello),
             )
+        self._waiting.extendleft(reversed(held_back))
 
     def _answered(self, peer: str, hello: Hello, result: tuple[Accepted, Destination, Welcome]) -> None:
         self._answering.discard(peer)
@@ -145,7 +171,7 @@ class Destinations:
             self._waiting.remove(peer)
             self._waiting_bytes -= _nbytes(hello)
 
-    def _answer(self, hello: Hello) -> tuple[Accepted, Destination, Welcome]:
+    def _answer(self, hello: Hello, over: tuple[int, ...]) -> tuple[Accepted, Destination, Welcome]:
         """The part of a handshake that may block: not on the control thread."""
         context = self._context
         with self._checks:
@@ -164,7 +190,10 @@ class Destinations:
             transport.disconnect(remote)
             raise
         rank = PeerRank(hello.instance, accepted.layout.coords, transport.name, aux, reason)
-        return accepted, Destination(accepted.plan, transport, remote, rank, hello.destination_index), welcome
+        welcome = msgspec.structs.replace(welcome, over=over)
+        connection = Connection(hello.instance, hello.connection)
+        destination = Destination(accepted.plan, transport, remote, rank, hello.destination_index, connection)
+        return accepted, destination, welcome
 
     def _join(self, peer: str, hello: Hello, accepted: Accepted, destination: Destination, welcome: Welcome) -> None:
         if self._handshakes.get(peer) is not hello:
@@ -190,11 +219,21 @@ class Destinations:
 
     def _disconnect(self, destination: Destination) -> None:
         # It may wait for copies that are under way.
+        self._leaving.add(destination.connection)
         self._context.in_background(
             lambda: destination.transport.disconnect(destination.remote),
-            lambda result: None,
-            lambda error: logger.debug("prefill: disconnecting from %s: %s", destination.remote.instance, error),
+            lambda result: self._has_left(destination.connection),
+            lambda error: self._is_kept(destination.connection, error),
         )
+
+    def _is_kept(self, connection: Connection, error: Exception) -> None:
+        logger.debug("prefill: disconnecting from %s: %s", connection.instance, error)
+        self._kept.add(connection)
+        self._has_left(connection)
+
+    def _has_left(self, connection: Connection) -> None:
+        self._leaving.discard(connection)
+        self._answer_next()
 
 
 def _nbytes(hello: Hello) -> int:

@@ -56,8 +56,8 @@ class Announcements(Protocol):
     def opened(self, room: int) -> None:
         """The engine opened a room."""
 
-    def closed(self, room: int) -> None:
-        """The engine closed a room."""
+    def closed(self, room: int, *, early: bool = False) -> None:
+        """The engine closed a room; ``early``: before it had ended well."""
 
     def start_over(self) -> None:
         """Announce every open room again: the registry has forgotten them."""

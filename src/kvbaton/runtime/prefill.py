@@ -22,6 +22,7 @@ from kvbaton.protocol import (
     Send,
     SendDone,
     StartWrite,
+    Status,
 )
 from kvbaton.protocol.messages import short_reason
 from kvbaton.runtime.aux_data import bind_aux, pack_aux
@@ -31,7 +32,7 @@ from kvbaton.runtime.digest_jobs import Sent, WriteDigests
 from kvbaton.runtime.digests import as_sent, aux_portion, digests_of
 from kvbaton.runtime.interfaces import Announcements
 from kvbaton.runtime.reach import PeerRank
-from kvbaton.runtime.rooms import Sender
+from kvbaton.runtime.rooms import Room, Sender
 from kvbaton.runtime.rows import EngineRows, RowsLike, checked_tokens
 from kvbaton.runtime.side import Side
 from kvbaton.runtime.writes import Write, Writes
@@ -85,9 +86,9 @@ class PrefillSide(Side[SenderRoom]):
             self.announcer.opened(number)
         return entry.room
 
-    def _on_close(self, number: int) -> None:
+    def _on_close(self, room: Room) -> None:
         if self.announcer is not None:
-            self.announcer.closed(number)
+            self.announcer.closed(room.room, early=room.poll() is not Status.SUCCESS)
 
     def submit(self, sender: Sender, rows: Mapping[str, RowsLike], tokens: tuple[int, int]) -> None:
         """See `Sender.send`."""

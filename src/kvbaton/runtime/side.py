@@ -76,7 +76,7 @@ class Side(ABC, Generic[Entry]):
             if entry is None:
                 return
             room.closed = True
-            self._on_close(room.room)
+            self._on_close(room)
             # Posted under the lock: what opens the number next is posted after it.
             self.context.control.post(lambda: self.perform(self._close(entry)))
             self.rooms.remove_if_over(entry)
@@ -183,7 +183,7 @@ class Side(ABC, Generic[Entry]):
     def _close_in_core(self, number: int) -> list[Action]:
         """The core shall forget a room that it knows."""
 
-    def _on_close(self, number: int) -> None:
+    def _on_close(self, room: Room) -> None:
         """The engine closed a room. On the engine's thread, under the lock of the table."""
 
     @abstractmethod

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -21,8 +23,9 @@ from kvbaton.protocol.failures import Failure
 from kvbaton.protocol.handshake import check_welcome, make_hello, refusal
 from kvbaton.registry import RegistryClient
 from kvbaton.runtime.context import Context
-from kvbaton.runtime.fencing import LostPeers
+from kvbaton.runtime.fencing import Greeting, LostPeers
 from kvbaton.runtime.reach import PeerRank
+from kvbaton.runtime.revisits import Revisits
 from kvbaton.runtime.source import Link, LookedUp, Source, SourceKey, Wishes, look_up
 
 logger = logging.getLogger(__name__)
@@ -74,6 +77,8 @@ class Sources:
         self._source_of_peer: dict[str, Source] = {}
         self._aux_logged = False
         self._lost = LostPeers(context.settings.fence_retry_seconds)
+        self._connections = itertools.count(1)
+        self._revisits = Revisits(context, self._lost, self._connections, self._let_go)
 
     def use(self, number: int, key: SourceKey, client: RegistryClient) -> Source:
         """The source of a room. It is ready, or its user will be told, or it has failed at once."""
@@ -114,6 +119,8 @@ class Sources:
 
     def on_answer(self, peer: str, message: Welcome | Refused) -> None:
         """A prefill rank answered our Hello, or gives the connection up."""
+        if self._revisits.on_answer(peer, message):
+            return
         source = self._source_of_peer.get(peer)
         link = source.links[peer] if source is not None else None
         if link is not None and link.joined and isinstance(message, Refused):
@@ -141,6 +148,7 @@ class Sources:
 
     def on_malformed(self, peer: str, error: KVBatonError) -> None:
         """A frame came that could not be decoded: perhaps the answer to our Hello."""
+        self._revisits.on_ended(peer)
         source = self._source_of_peer.get(peer)
         if source is not None:
             self._fail(source, error)
@@ -161,6 +169,7 @@ class Sources:
 
     def on_disconnected(self, peer: str, reason: str) -> None:
         """A prefill rank is gone."""
+        self._revisits.on_ended(peer)
         source = self._source_of_peer.pop(peer, None)
         if source is None:
             return
@@ -174,7 +183,7 @@ class Sources:
             self._user.perform(self._core.peer_lost(peer, reason, now))
             self._context.observation.peer_lost(peer, reason)
             # Also where it has nothing of ours to write to: what transports keep of it goes with the fence.
-            self._lost.add(peer, registered.instance, link.transport)
+            self._lost.add(peer, registered.instance, link.transport, Greeting(registered.endpoint, link.hello))
             self._fence(now)
         where = f"prefill rank {registered.coords} at {registered.endpoint}"
         self._fail(source, PeerLost(f"{where} was lost during the handshake: {reason}"))
@@ -189,7 +198,9 @@ class Sources:
                 names = ", ".join(str(link.part.registration.coords) for link in silent) or "the registry"
                 seconds = self._context.settings.handshake_seconds
                 self._fail(source, DeadlineExceeded(f"no answer within {seconds:g} s from {names}"))
-        deadlines = [self._lost.next_try(), *(source.give_up for source in handshaking if source.failure is None)]
+        asked = self._revisits.on_turn(now)
+        waiting = [source.give_up for source in handshaking if source.failure is None]
+        deadlines = [self._lost.next_try(), asked, *waiting]
         return min((when for when in deadlines if when is not None), default=None)
 
     # From look-up to readiness.
@@ -225,6 +236,8 @@ class Sources:
                 sources=grid,
                 source_index=index,
                 transports=descriptors,
+                connection=next(self._connections),
+                lost=self._lost.connections(part.registration.instance),
             )
             self._say_hello(source, Link(peer, index, part, hello))
 
@@ -261,6 +274,7 @@ class Sources:
         except TransportError as error:
             self._greet_without(source, link, welcome.transport, error)
             return False
+        self._let_go(registered.instance, welcome.over)
         self._lost.forgive(registered.instance, self._core.may_write)
         name = link.part.name(link.index, len(link.hello.sources))
         self._user.perform(self._core.peer_joined(link.peer, link.index, welcome.parts, name))
@@ -291,7 +305,7 @@ class Sources:
         self._context.hang_up(link.peer)
         del source.links[link.peer], self._source_of_peer[link.peer]
         peer = self._context.control.dial(registered.endpoint)
-        hello = msgspec.structs.replace(link.hello, transports=left)
+        hello = msgspec.structs.replace(link.hello, transports=left, connection=next(self._connections))
         self._say_hello(source, Link(peer, link.index, link.part, hello, failed=failed))
 
     # From failure or loss to the last connection's end.
@@ -341,5 +355,10 @@ class Sources:
         source.links.clear()
 
     def _fence(self, now: float) -> None:
-        for peer in self._lost.fence(now):
+        for peer in self._lost.fence(now, but_not=self._revisits.instances()):
             self._user.perform(self._core.peer_fenced(peer, now))
+
+    def _let_go(self, instance: str, over: Sequence[int]) -> None:
+        """A prefill rank that lives says which of its connections are over."""
+        for peer in self._lost.let_go(instance, over):
+            self._user.perform(self._core.peer_fenced(peer, self._context.now()))

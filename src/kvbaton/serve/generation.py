@@ -13,11 +13,13 @@ from typing import Any
 from kvbaton.engines.base import EndEvent, Engine, Event, GenerateRequest, Handle, Tokenizer
 from kvbaton.errors import KVBatonError, RoomError
 from kvbaton.serve.bodies import Job
-from kvbaton.serve.refusals import Refusal, Refusals, look_up, report
+from kvbaton.serve.refusals import Refusal, Refusals, SourceGone, look_up, report
 from kvbaton.serve.text import Detokenizer, StopStrings
 
+FIRST_LOOK_SECONDS = 0.5
+"""How long a decode server waits for a hand-over before it asks whether the prefill side refused, or is gone."""
 REFUSAL_SECONDS = 2.0
-"""How long a decode server waits for a hand-over before it asks whether the prefill side refused."""
+"""How often it asks again."""
 
 
 class RequestFailed(KVBatonError):
@@ -104,10 +106,12 @@ class Service:
             writers = [_Writer(request, index, job, self.tokenizer) for index, request in enumerate(job.requests)]
             open_count = len(writers)
             silent = set(range(len(writers)))
+            patience = FIRST_LOOK_SECONDS
             deadline = time.monotonic() + self._request_seconds
             while open_count:
-                step = await self._next(events, deadline)
+                step = await self._next(events, deadline, patience)
                 if step is None:
+                    patience = REFUSAL_SECONDS
                     await self._look_for_refusals([job.requests[index] for index in silent])
                     continue
                 index, event = step
@@ -166,19 +170,27 @@ class Service:
 
     async def _look_for_refusals(self, waiting: Sequence[GenerateRequest]) -> None:
         for request in waiting:
-            if request.source and (found := await asyncio.to_thread(look_up, request.source, request.room)):
+            if not request.source:
+                continue
+            try:
+                found = await asyncio.to_thread(look_up, request.source, request.room)
+            except SourceGone as error:
+                raise RequestFailed(str(error), 503) from error
+            if found is not None:
                 raise RequestFailed(f"the prefill side refused: {found.reason}", found.status)
 
     async def _next(
-        self, events: asyncio.Queue[tuple[int, Event | RequestFailed]], deadline: float
+        self, events: asyncio.Queue[tuple[int, Event | RequestFailed]], deadline: float, patience: float
     ) -> tuple[int, Event] | None:
-        """Return the next event, or None after `REFUSAL_SECONDS` without one."""
+        """Return the next event, or None after ``patience`` seconds without one."""
         left = deadline - time.monotonic()
         if left <= 0:
             raise RequestFailed(f"the request took more than {self._request_seconds:g} s", 504)
         try:
-            index, event = await asyncio.wait_for(events.get(), min(left, REFUSAL_SECONDS))
+            index, event = await asyncio.wait_for(events.get(), min(left, patience))
         except asyncio.TimeoutError:  # Another class than TimeoutError before Python 3.11.
+            if left <= patience:
+                raise RequestFailed(f"the request took more than {self._request_seconds:g} s", 504) from None
             return None
         if isinstance(event, RequestFailed):
             raise event
@@ -254,7 +266,7 @@ class _Writer:
         progress = self.progress
         progress.metrics = dict(event.metrics)
         if event.finish == "error":
-            raise RequestFailed(event.error or "the engine gave no reason")
+            raise RequestFailed(event.error or "the engine gave no reason", 503 if event.retry else 500)
         if event.finish == "abort":
             raise RequestFailed(event.error or "the request was aborted", 503)
         stopped = event.finish == "stop"

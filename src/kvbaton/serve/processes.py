@@ -69,6 +69,7 @@ class ManagedProcess:
     ) -> None:
         self.name = name
         self.log = log
+        self.command = tuple(command)
         self._asked_to_stop = False
         variables = dict(os.environ if environment is None else environment)
         variables[PARENT_VARIABLE] = str(os.getpid())
@@ -243,6 +244,16 @@ class PDCluster:
         except BaseException:
             self.stop()
             raise
+
+    def process(self, name: str) -> ManagedProcess:
+        """The process of this name: ``prefill-0``, ``decode-0``, ``router``."""
+        return next(each for each in self.processes if each.name == name)
+
+    def start_again(self, name: str) -> None:
+        """Start a new process in place of one that has ended, at the same ports; it gets ready some time later."""
+        old = self.process(name)
+        new = ManagedProcess(name, old.command, old.log, self._environment)
+        self.processes[self.processes.index(old)] = new
 
     def check(self) -> None:
         """Raise `ProcessFailed` for the first process that has ended."""

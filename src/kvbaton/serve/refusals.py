@@ -8,6 +8,7 @@ hand-over is slow.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from kvbaton.errors import KVBatonError
-from kvbaton.registry import HttpRegistry
+from kvbaton.registry import HttpRegistry, RegistryUnreachable
 from kvbaton.registry.server import BodyTooLarge, read_body
 
 _MAX_BODY = 16384
@@ -31,6 +32,10 @@ class Refusal(NamedTuple):
 
     status: int
     reason: str
+
+
+class SourceGone(KVBatonError):
+    """The server that held a room does not run any more."""
 
 
 class Refusals:
@@ -107,12 +112,21 @@ def add_routes(app: FastAPI, refusals: Refusals) -> None:
 
 def report(source: str, room: int, refusal: Refusal) -> None:
     """Tell the prefill side at ``source`` that this side refused a room. Blocks; a failure is nobody's concern."""
-    _ask(source, "POST", room, msgspec.json.encode(refusal))
+    with contextlib.suppress(KVBatonError):
+        _ask(source, "POST", room, msgspec.json.encode(refusal))
 
 
 def look_up(source: str, room: int) -> Refusal | None:
-    """Ask the prefill side at ``source`` whether it refused a room. Blocks; None also if it cannot be asked."""
-    body = _ask(source, "GET", room)
+    """Ask the prefill side at ``source`` whether it refused a room. Blocks; None also if it does not answer.
+
+    Raises `SourceGone` where nothing listens any more.
+    """
+    try:
+        body = _ask(source, "GET", room)
+    except RegistryUnreachable:
+        raise SourceGone(f"the prefill side is gone: nothing listens at {source}") from None
+    except KVBatonError:
+        return None
     try:
         return _decode(body) if body else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -126,7 +140,4 @@ def _decode(body: bytes) -> Refusal:
 
 
 def _ask(source: str, method: str, room: int, body: bytes | None = None) -> bytes | None:
-    try:
-        return HttpRegistry(source, _TIMEOUT).ask(method, f"/v1/rooms/{room}/refusal", body)
-    except KVBatonError:
-        return None
+    return HttpRegistry(source, _TIMEOUT).ask(method, f"/v1/rooms/{room}/refusal", body)

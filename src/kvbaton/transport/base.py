@@ -56,6 +56,9 @@ class Capabilities(NamedTuple):
     """Network cards carry the bytes, not sockets of the operating system."""
     cross_process: bool = True
     """Works between processes."""
+    lets_go: bool = False
+    """When `Transport.disconnect` has returned at a writer, nothing of it touches the peer's memory any more, whatever
+    the peer did meanwhile: its word is as good as a fence."""
 
 
 class Completion(NamedTuple):

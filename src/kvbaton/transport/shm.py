@@ -69,7 +69,7 @@ class ShmTransport(MappedTransport):
 
     name = "shm"
     capabilities = Capabilities(
-        mapped=True, cross_host=False, memory_kinds=frozenset({"host"}), needs_shared_memory=True
+        mapped=True, cross_host=False, memory_kinds=frozenset({"host"}), needs_shared_memory=True, lets_go=True
     )
 
     def __init__(self, instance: str, *, workers: int = 0) -> None:
@@ -131,10 +131,12 @@ class ShmTransport(MappedTransport):
         described = decode_descriptor(descriptor)
         watch = ProcessWatch(described.process)
         with self._admitted_lock:
-            before = self._admitted.get(described.instance)
+            # Also of those that nobody will fence: they left in peace, and died later.
+            over = [instance for instance, other in self._admitted.items() if other.dead()]
+            before = [self._admitted.pop(instance) for instance in {*over, described.instance} & self._admitted.keys()]
             self._admitted[described.instance] = watch
-        if before is not None:
-            before.close()
+        for other in before:
+            other.close()
 
     def fence(self, instance: str) -> bool:
         """As `Transport.fence`: True when the admitted process is dead, or when none was ever admitted."""

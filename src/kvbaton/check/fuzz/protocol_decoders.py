@@ -37,7 +37,7 @@ from kvbaton.protocol import (
 )
 from kvbaton.protocol.codec import HEAD_BYTES
 from kvbaton.protocol.packed import pack_layout, unpack_layout
-from kvbaton.runtime.destinations import Destination
+from kvbaton.runtime.destinations import Connection, Destination
 from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.writes import Writes
 from kvbaton.transport.base import RemotePeer, Transport
@@ -269,7 +269,8 @@ class _Memory:
             aux["aux"] = plan.bind_slots("aux", np.array([1]), np.array([offer.aux_row]))
         transport, peer = cast(Transport, self), cast(RemotePeer, None)
         rank = PeerRank("decode-1", self._accepted.layout.coords, "here", "fabric", "")
-        Writes().start(action, Destination(plan, transport, peer, rank), self._chunk, offer, aux)
+        destination = Destination(plan, transport, peer, rank, 0, Connection(rank.instance, 0))
+        Writes().start(action, destination, self._chunk, offer, aux)
 
     def write(self, peer: RemotePeer, transfers: Sequence[Transfer], ticket: int) -> None:
         """As `Transport.write`, at once."""

@@ -177,10 +177,10 @@ class Engine(ABC):
             self._leave(job, "cancelled by the client")
             job.end("abort")
 
-    def _fail(self, job: Job, error: str) -> None:
-        """End a job with an error, and its room too."""
+    def _fail(self, job: Job, error: str, *, retry: bool = False) -> None:
+        """End a job with an error, and its room too. ``retry`` as in `EndEvent`."""
         self._leave(job, error)
-        job.end("error", error=error)
+        job.end("error", error=error, retry=retry)
 
     def _leave(self, job: Job, reason: str = "") -> None:
         """A job is over: its rows come back when the transfer is. With a ``reason`` the transfer is aborted."""
@@ -219,7 +219,7 @@ class Engine(ABC):
     def _fail_waiting(self) -> None:
         """End the queued jobs whose room has failed already."""
         for job in [job for job in self._waiting if job.room.poll() is Status.FAILED]:
-            self._fail(job, job.room.reason)
+            self._fail(job, job.room.reason, retry=True)
 
     def _shut_down(self) -> None:
         self._take_in()

@@ -107,7 +107,7 @@ class DecodeEngine(Engine):
             self._offer(job)
         for job in [job for job in self._receiving if job.room.poll().terminal]:
             if job.room.poll() is Status.FAILED:
-                self._fail(job, job.room.reason)
+                self._fail(job, job.room.reason, retry=True)
             elif self._arrived(job):
                 self._begin(job)
             else:

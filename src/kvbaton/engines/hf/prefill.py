@@ -75,7 +75,7 @@ class PrefillEngine(Engine):
         over = [job for job in self._jobs() if job.room.poll().terminal]
         for job in over:
             if job.room.poll() is Status.FAILED:
-                self._fail(job, job.room.reason)
+                self._fail(job, job.room.reason, retry=True)
             else:
                 self._leave(job)
                 job.end("length")

@@ -156,7 +156,7 @@ class Job:
         """Pass tokens on."""
         self.handle.events.put(TokenEvent(tokens))
 
-    def end(self, finish: Finish, matched: int | None = None, error: str = "") -> None:
+    def end(self, finish: Finish, matched: int | None = None, error: str = "", *, retry: bool = False) -> None:
         """Pass the end on, once."""
         if self.ended:
             return
@@ -169,4 +169,4 @@ class Job:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": len(self.tokens),
         }
-        self.handle.events.put(EndEvent(finish, matched, error, metrics))
+        self.handle.events.put(EndEvent(finish, matched, error, retry, metrics))
