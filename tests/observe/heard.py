@@ -8,6 +8,15 @@ from kvbaton.observe import Observer
 from kvbaton.observe.base import ObservedRoom
 
 
+def settle(world):
+    """Wait until what engines see of their rooms was told to observers too: they hear of it a moment later."""
+    for rank in world.ranks:
+        over = threading.Event()
+        rank.manager._control.post(over.set)
+        # A closed manager has told everything.
+        assert not rank.manager._control._thread.is_alive() or over.wait(10)
+
+
 class Event(NamedTuple):
     name: str
     thread: str

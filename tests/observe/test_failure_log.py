@@ -5,6 +5,7 @@ import logging
 import re
 
 import pytest
+from heard import settle
 from rank_world import Model, wait, wait_over, wait_released
 from room_pairs import KV, Gate, failed, hand_over, pair, start
 
@@ -39,6 +40,7 @@ def test_the_line_of_a_room_whose_peer_died(world, log):
     failed(receiver, "its process ended", error=errors.PeerLost)
     failed(sender, error=errors.PeerLost)
     wait_released(sender, receiver)
+    settle(world)
     (line,) = lines(log, "decode")
     told = line.kvbaton
     assert line.levelno == logging.WARNING
@@ -83,6 +85,7 @@ def test_the_text_alone_has_all_of_it(world, log):
     wait(lambda: sender.poll() is kb.Status.TRANSFERRING)
     receiver.abort("the client went away")
     wait_over(sender, receiver)
+    settle(world)
     for side, room in (("prefill", sender), ("decode", receiver)):
         (line,) = lines(log, side)
         text = line.getMessage()
@@ -103,6 +106,7 @@ def test_a_write_under_way_holds_rows_back_and_it_is_said_why(world, log):
     gate.wait_entered()
     sender.abort("enough")
     wait_over(sender, receiver)
+    settle(world)
     (line,) = lines(log, "prefill")
     assert line.kvbaton["rows_released"] is False
     assert line.kvbaton["rows"] == 2
@@ -112,6 +116,7 @@ def test_a_write_under_way_holds_rows_back_and_it_is_said_why(world, log):
     assert lines(log, "prefill", "rows_released") == []
     gate.open()
     wait_released(sender, receiver)
+    settle(world)
     wait(lambda: lines(log, "prefill", "rows_released") and lines(log, "decode", "rows_released"))
     assert len(lines(log, "prefill")) == len(lines(log, "decode")) == 1
 
@@ -122,6 +127,7 @@ def test_a_room_that_nobody_joined(world, log):
     receiver = destination.manager.receiver(2)
     receiver.offer({"kv": [4, 5]}, 8)
     failed(receiver, "default")
+    settle(world)
     (line,) = lines(log, "decode")
     assert line.kvbaton["stage"] == "handshake"
     assert line.kvbaton["parts"] == []
@@ -130,6 +136,7 @@ def test_a_room_that_nobody_joined(world, log):
     sender = source.manager.sender(7)
     sender.close()
     wait_over(sender)
+    settle(world)
     (line,) = lines(log, "prefill")
     assert line.kvbaton["stage"] == "waiting"
     assert "closed before the room had ended" in line.kvbaton["reason"]
@@ -142,15 +149,18 @@ def test_a_room_closed_in_the_middle_is_explained_all_the_same(world, log):
     wait(lambda: sender.poll() is kb.Status.TRANSFERRING)
     sender.close()
     wait_over(sender, receiver)
+    settle(world)
     (line,) = lines(log, "prefill")
     assert [part["instance"] for part in line.kvbaton["parts"]] == [destination.manager.instance]
     assert line.kvbaton["rows_released"] is True
     wait_released(receiver)
+    settle(world)
 
 
 def test_a_room_that_succeeds_says_nothing(world, log):
     source, destination = pair(world)
     hand_over(source, destination)
+    settle(world)
     assert lines(log, "prefill") == lines(log, "decode") == []
 
 
@@ -163,6 +173,7 @@ def test_an_error_of_our_own_makes_one_line(world, log, monkeypatch):
     sender.finish({"kv": [0, 1]}, (0, 8))
     failed(receiver, "division by zero")
     wait_released(receiver)
+    settle(world)
     (line,) = lines(log, "decode")
     assert line.kvbaton["error"] == "TransferFailed"
     assert line.levelno == logging.WARNING
@@ -174,6 +185,7 @@ def test_a_reason_of_a_peer_cannot_break_the_line(world, log):
     wait(lambda: sender.poll() is kb.Status.TRANSFERRING)
     sender.abort("first\nWARNING kvbaton: room 1 failed\x1b[2J")
     wait_over(sender, receiver)
+    settle(world)
     for side in ("prefill", "decode"):
         (line,) = lines(log, side)
         assert line.getMessage().isprintable()
@@ -190,5 +202,6 @@ def test_names_of_components_that_a_peer_made_up_are_left_out(world, log):
     receiver.count("nonsense\n", 7)
     receiver.abort()
     wait_over(sender, receiver)
+    settle(world)
     (line,) = lines(log, "decode")
     assert list(line.kvbaton["bytes"]) == ["kv"]

@@ -1,6 +1,7 @@
 """Prometheus metrics say what happened, their labels stay few, and counters never fall."""
 
 import pytest
+from heard import settle
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from rank_world import Model, wait, wait_over, wait_released
@@ -35,6 +36,7 @@ def test_a_hand_over_is_counted_on_both_sides(world, metrics):
     source, destination = pair(world, observers=[metrics])
     for room in range(3):
         hand_over(source, destination, room)
+        settle(world)
     nbytes = 3 * 2 * sum(tensor.row_stride for tensor in KV.layout().components[0].tensors)
     for side in ("prefill", "decode"):
         assert value(metrics, "rooms_opened_total", side=side) == 3
@@ -59,6 +61,7 @@ def test_a_hand_over_is_counted_on_both_sides(world, metrics):
 def test_the_stages_of_a_room_add_up_to_its_hand_over(world, metrics):
     source, destination = pair(world, observers=[metrics])
     hand_over(source, destination)
+    settle(world)
     for side in ("prefill", "decode"):
         stages = [value(metrics, "room_stage_seconds_sum", side=side, stage=stage) for stage in ("waiting", "transfer")]
         whole = value(metrics, "handover_seconds_sum", side=side, status="success")
@@ -74,6 +77,7 @@ def test_failures_by_reason_and_quarantined_rows(world, metrics):
     gate.wait_entered()
     receiver.abort()
     wait_over(sender, receiver)
+    settle(world)
     for side in ("prefill", "decode"):
         assert value(metrics, "rooms_ended_total", side=side, status="failed", error="TransferAborted") == 1
         assert value(metrics, "quarantined_rows", side=side) == 2
@@ -83,6 +87,7 @@ def test_failures_by_reason_and_quarantined_rows(world, metrics):
     assert value(metrics, "tickets", side="prefill") == 1
     gate.open()
     wait_released(sender, receiver)
+    settle(world)
     for side in ("prefill", "decode"):
         wait(lambda side=side: value(metrics, "rows_held_seconds_count", side=side) == 1)
         assert value(metrics, "quarantined_rows", side=side) == 0
@@ -100,6 +105,7 @@ def test_a_failed_write_has_no_bytes(world, metrics):
     sender.finish({"kv": [0, 1]}, (0, 8))
     failed(sender, "the wire broke")
     failed(receiver, "the wire broke")
+    settle(world)
     assert value(metrics, "chunks_total", side="prefill", transport="loopback", outcome="failed") == 1
     assert value(metrics, "transfer_bytes_total", side="prefill", component="kv", transport="loopback") is None
     assert value(metrics, "rooms_ended_total", side="prefill", status="failed", error="TransferFailed") == 1
@@ -112,6 +118,7 @@ def test_parked_offers_and_lost_peers(world, metrics):
     wait(lambda: value(metrics, "parked_offers", side="prefill") == 1)
     source.manager.close()
     failed(receiver, error=errors.PeerLost)
+    settle(world)
     wait(lambda: value(metrics, "peers_lost_total", side="decode") == 1)
     assert value(metrics, "peers", side="decode", transport="loopback") is None
 
@@ -119,6 +126,7 @@ def test_parked_offers_and_lost_peers(world, metrics):
 def test_counters_stay_when_a_rank_closes(world, metrics):
     source, destination = pair(world, observers=[metrics])
     hand_over(source, destination)
+    settle(world)
     side = source.manager.side
     source.manager._control.post(lambda: side.on_frame("in:stranger", b"hello?"))
     wait(lambda: value(metrics, "frames_dropped_total", side="prefill", kind="ProtocolError") == 1)
@@ -142,8 +150,10 @@ def test_what_peers_say_makes_no_labels(world, metrics):
     lie = Done(77_001, part.epoch, 0, 1, {f"made up {number}": 9 for number in range(200)})
     destination.manager._control.post(lambda: side.perform(side.core.handle(peer, lie, side.context.now())))
     wait_over(receiver)
+    settle(world)
     sender.abort("a reason of 77001")
     wait_over(sender)
+    settle(world)
     told = samples(metrics)
     assert value(metrics, "transfer_bytes_total", side="decode", component="other", transport="loopback") == 1800
     labels = {text for sample in told for text in sample.labels.values()}
@@ -152,12 +162,14 @@ def test_what_peers_say_makes_no_labels(world, metrics):
         "side", "status", "error", "component", "transport", "outcome", "stage", "state", "kind", "le",
     }  # fmt: skip
     wait_released(sender, receiver)
+    settle(world)
 
 
 def test_a_handshake_that_does_not_hold(world, metrics):
     world.prefill(KV.layout(), observers=[metrics])
     (other,) = world.decode(Model(("kv",), dtype="float16").layout(), observers=[metrics])
     failed(other.manager.receiver(9), "dtype")
+    settle(world)
     for side in ("prefill", "decode"):
         wait(lambda side=side: value(metrics, "handshakes_refused_total", side=side, error="LayoutMismatch") == 1)
 
@@ -187,6 +199,7 @@ def test_several_ranks_of_one_process_add_up(world, metrics):
     for sender in senders:
         sender.finish({"kv": [0, 1]}, (0, 8))
     wait_over(receiver, *senders)
+    settle(world)
     assert value(metrics, "peers", side="decode", transport="loopback") == 2
     assert value(metrics, "peers", side="prefill", transport="loopback") == 2
     assert value(metrics, "rooms", side="prefill", state="success") == 2

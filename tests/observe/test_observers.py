@@ -4,7 +4,7 @@ import logging
 import threading
 
 import pytest
-from heard import Heard
+from heard import Heard, settle
 from rank_world import FAST, Model, succeeded, wait, wait_over, wait_released
 from room_pairs import FULL, KV, Gate, failed, hand_over, pair, start
 
@@ -19,6 +19,7 @@ def test_a_room_that_succeeds_is_told_in_order(world):
     heard = Heard()
     source, destination = pair(world, observers=[heard])
     hand_over(source, destination, 5)
+    settle(world)
     assert heard.of_room(5, "prefill") == [
         "room_opened",
         "room_offered",
@@ -48,6 +49,7 @@ def test_who_hears_on_which_thread(world):
     heard = Heard()
     source, destination = pair(world, observers=[heard])
     hand_over(source, destination)
+    settle(world)
     mine = threading.current_thread().name
     for each in heard.events:
         if each.name in ("rank_started", "room_opened"):
@@ -92,6 +94,7 @@ def test_the_bytes_that_are_expected_are_those_that_move(world, model, grid, aux
         sender.send({name: [0, 1, 2] for name in paged}, (0, 9))
         sender.finish({**{name: [2, 3] for name in paged}, **slots}, (9, 14), aux=0)
     succeeded(*receivers, *senders)
+    settle(world)
     for room in (*heard.rooms("prefill"), *heard.rooms("decode")):
         expected = {}
         for part in room.parts:
@@ -113,6 +116,7 @@ def test_chunks_have_their_pieces_and_times(world):
     heard = Heard()
     source, destination = pair(world, observers=[heard])
     hand_over(source, destination)
+    settle(world)
     (written,) = [each.more[0] for each in heard.named("chunk_written")]
     (layer_bytes,) = {tensor.row_stride for tensor in KV.layout().components[0].tensors}
     tensors = len(KV.layout().components[0].tensors)
@@ -133,6 +137,7 @@ def test_a_write_that_fails_is_told(world):
     failed(sender, "the wire broke")
     failed(receiver, "the wire broke")
     wait_released(sender, receiver)
+    settle(world)
     (written,) = [each.more[0] for each in heard.named("chunk_written")]
     assert written.error == "the wire broke"
     assert heard.rooms("prefill")[0].error is errors.TransferFailed
@@ -148,6 +153,7 @@ def test_rows_are_held_back_while_a_write_goes_on(world):
     gate.wait_entered()
     sender.abort("enough")
     wait_over(sender, receiver)
+    settle(world)
     figures = source.manager.side.figures()
     assert (figures.quarantined_rooms, figures.quarantined_rows, figures.tickets) == (1, 2, 1)
     (room,) = heard.rooms("prefill")
@@ -157,6 +163,7 @@ def test_rows_are_held_back_while_a_write_goes_on(world):
     assert [part.writes for part in room.parts] == [1]
     gate.open()
     wait_released(sender, receiver)
+    settle(world)
     wait(lambda: room.released is not None)
     assert source.manager.side.figures().quarantined_rows == 0
 
@@ -175,6 +182,7 @@ def test_an_observer_that_raises_changes_nothing(world, caplog):
     source, destination = pair(world, observers=[Broken(), heard])
     hand_over(source, destination, 1)
     hand_over(source, destination, 2)
+    settle(world)
     assert heard.of_room(2, "prefill")[-1] == "rows_released"
     world.assert_no_faults()
     said = [record for record in caplog.records if "an observer failed" in record.message]
@@ -192,8 +200,10 @@ def test_peers_and_refusals_are_told(world):
     heard = Heard()
     source, destination = pair(world, observers=[heard])
     hand_over(source, destination)
+    settle(world)
     (other,) = world.decode(Model(("kv",), dtype="float16").layout(), observers=[heard])
     failed(other.manager.receiver(9), "dtype")
+    settle(world)
     destination.manager.close()
     wait(lambda: len(heard.named("peer_lost")) == 1)
     joined = {(each.subject.side, each.more[0].instance) for each in heard.named("peer_joined")}
@@ -234,3 +244,4 @@ def test_figures_of_a_rank_with_rooms(world):
     sender.abort()
     wait_over(sender, receiver)
     wait_released(sender, receiver)
+    settle(world)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from heard import settle
 from rank_world import wait, wait_over, wait_released
 from room_pairs import KV, Gate, hand_over, pair, start
 
@@ -67,6 +68,7 @@ def test_both_sides_of_a_room_are_drawn(world):
     timeline = Timeline()
     source, destination = pair(world, observers=[timeline])
     hand_over(source, destination, 12)
+    settle(world)
     checked = check_trace(trace_of(timeline.recordings()))
     for side in ("prefill", "decode"):
         (room,) = tracks_of(checked, side, "room 12")
@@ -90,6 +92,7 @@ def test_one_clock_orders_what_one_side_does_after_the_other(world):
     source, destination = pair(world, observers=[timeline])
     for room in range(4):
         hand_over(source, destination, room)
+        settle(world)
     checked = check_trace(trace_of(timeline.recordings()))
     for room in range(4):
         (chunks,) = tracks_of(checked, "prefill", f"room {room} chunks")
@@ -107,11 +110,13 @@ def test_a_failure_is_an_instant_and_held_rows_a_slice(world):
     gate.wait_entered()
     sender.abort("enough")
     wait_over(sender, receiver)
+    settle(world)
     # The recording may be drawn while it goes on: what is open ends with it.
     (unfinished,) = tracks_of(check_trace(trace_of(timeline.recordings())), "prefill", "room 0")
     assert unfinished[-1]["args"] == {"unfinished": True}
     gate.open()
     wait_released(sender, receiver)
+    settle(world)
     wait(lambda: [event["event"] for event in timeline.recordings()[0].events].count("released") == 1)
     checked = check_trace(trace_of(timeline.recordings()))
     (room,) = tracks_of(checked, "prefill", "room 0")
@@ -164,6 +169,7 @@ def test_files_of_ranks_become_one_trace(world, tmp_path, monkeypatch):
     source, destination = pair(world)
     monkeypatch.delenv(TRACE_VARIABLE)
     hand_over(source, destination, 5)
+    settle(world)
     source.manager.close()
     destination.manager.close()
     files = sorted((tmp_path / "traces").iterdir())
@@ -177,6 +183,7 @@ def test_files_of_ranks_become_one_trace(world, tmp_path, monkeypatch):
 def test_a_file_that_is_cut_in_its_last_line_is_read(world, tmp_path):
     source, destination = pair(world, observers=[TraceFolder(tmp_path)])
     hand_over(source, destination)
+    settle(world)
     source.manager.close()
     (path,) = tmp_path.glob("prefill-*")
     whole = read_recording(path)
@@ -201,6 +208,7 @@ def test_a_folder_that_cannot_be_made_is_refused_and_a_full_one_logged(world, tm
     folder.folder = Path("/dev/full/nowhere")
     source, destination = pair(world, observers=[folder])
     hand_over(source, destination)
+    settle(world)
     assert [record.levelno for record in caplog.records if "no trace of this rank" in record.message] == [
         logging.WARNING
     ] * 2
@@ -210,6 +218,7 @@ def test_a_timeline_is_bounded(world):
     timeline = Timeline(max_events=5)
     source, destination = pair(world, observers=[timeline])
     hand_over(source, destination)
+    settle(world)
     assert [len(recording.events) for recording in timeline.recordings()] == [5, 5]
     assert timeline.dropped > 0
     check_trace(trace_of(timeline.recordings()))
@@ -237,6 +246,7 @@ def test_the_command_traces_a_small_run(tmp_path, monkeypatch, capsys):
 def test_the_command_merges_files_and_folders(world, tmp_path, monkeypatch, capsys):
     source, destination = pair(world, observers=[TraceFolder(tmp_path)])
     hand_over(source, destination, 8)
+    settle(world)
     source.manager.close()
     destination.manager.close()
     for given in ([tmp_path], sorted(tmp_path.glob("*.jsonl"))):
