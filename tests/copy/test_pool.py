@@ -153,7 +153,7 @@ def test_arrays_are_not_read_after_submit(pool):
 def test_after_the_end_nothing_lands_and_all_have_ended(pool, everything):
     memory = Memory(pool, 32 * MIB)
     other = Memory(pool, MIB)
-    whole, jobs = rows(MIB, np.arange(32), np.arange(32)), 50
+    whole, jobs = rows(MIB, np.arange(32), np.arange(32)), 1000
     for ticket in range(jobs):
         pool.submit(memory.peer, ticket, [whole], memory.bases, 0)
     pool.submit(other.peer, jobs, [rows(MIB, [0], [0])], other.bases, 0)
