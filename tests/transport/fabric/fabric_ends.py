@@ -1,8 +1,7 @@
 """What the tests of the fabric transport share: a connected writer and destination whose fabric can be broken."""
 
-import time
-
 import numpy as np
+from peer_process import eventually
 
 from kvbaton.memory import Region
 from kvbaton.transport.conformance.case import CANARY, rows
@@ -11,16 +10,6 @@ from kvbaton.transport.fabric.transport import FabricTransport
 
 SMALL = {"slabs": "8", "staging_slabs": "2", "slab_bytes": "64KiB"}
 MIB = 1 << 20
-LIMIT = 20.0
-
-
-def eventually(condition, seconds=LIMIT):
-    limit = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 def let_go(fabric, peer):

@@ -6,7 +6,8 @@ import time
 
 import numpy as np
 import pytest
-from fabric_ends import Ends, eventually
+from fabric_ends import Ends
+from peer_process import eventually
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.transport.fabric import link, pump, transport

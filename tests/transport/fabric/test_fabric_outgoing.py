@@ -3,7 +3,8 @@
 import msgspec
 import numpy as np
 import pytest
-from fabric_ends import MIB, Ends, eventually
+from fabric_ends import MIB, Ends
+from peer_process import eventually
 
 from kvbaton.memory import Region
 from kvbaton.transport.conformance.case import CANARY, rows

@@ -5,9 +5,9 @@ import time
 
 import numpy as np
 import pytest
-from fabric_ends import eventually
 from hypothesis import given
 from hypothesis import strategies as st
+from peer_process import eventually
 
 from kvbaton.memory import Region
 from kvbaton.transport.conformance.case import CANARY, rows

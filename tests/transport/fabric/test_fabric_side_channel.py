@@ -9,7 +9,7 @@ import time
 import msgspec
 import numpy as np
 import pytest
-from fabric_ends import eventually
+from peer_process import eventually
 
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
