@@ -12,10 +12,12 @@ import msgspec
 from kvbaton.check.fuzz import samples
 from kvbaton.check.fuzz.target import Decoder, pure
 from kvbaton.engines.base import EngineInfo
-from kvbaton.errors import ConfigurationError, LayoutError, RegistryError
+from kvbaton.errors import AuthenticationError, ConfigurationError, LayoutError, RegistryError
 from kvbaton.layout import Coords, RankLayout
 from kvbaton.registry import FoundRooms, HttpRegistry, Registration, RegistryRefused, RegistryTable, Topology
 from kvbaton.registry.server import MAX_BODY, RoomsNews, RoomsQuestion
+from kvbaton.registry.signing import Signer, Verifier
+from kvbaton.secret import Secret
 from kvbaton.serve.bodies import BadRequest, Parser
 from kvbaton.topology import lay_out, read_topology
 from kvbaton.topology.parse import check_values
@@ -24,6 +26,8 @@ from kvbaton.topology.presets import PRESETS
 _JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RegistryRefused)
 """What the registry answers with a 4xx."""
 TOKENS = 4096
+NOW = 1.7e9
+_SECRET = Secret([bytes(range(32))])
 
 
 def decoders() -> list[Decoder]:
@@ -55,6 +59,7 @@ def decoders() -> list[Decoder]:
     configs = tuple(json.dumps(config).encode() for config in PRESETS.values())
     bad = (BadRequest,)
     return [
+        Decoder("signature of a request", _Signed, (_signature().encode(),), (AuthenticationError,), weight=4),
         Decoder("registration", _Register, tuple(map(pack, ranks)), _JSON, "json", weight=8),
         Decoder("news of rooms", _News, (pack(news),), _JSON, "json", weight=5),
         Decoder("question for rooms", _Question, (pack(question),), _JSON, "json", weight=5),
@@ -74,6 +79,23 @@ def decoders() -> list[Decoder]:
         ),
         Decoder("config.json", pure(_config), configs, (ConfigurationError, LayoutError), "json", weight=0.4),
     ]
+
+
+def _signature() -> str:
+    return Signer(_SECRET, lambda: NOW).sign("GET", "/health", b"").header
+
+
+class _Signed:
+    """A registry that knows who signs."""
+
+    def __init__(self) -> None:
+        self._verifier = Verifier(_SECRET, lambda: NOW)
+
+    def __call__(self, data: bytes) -> None:
+        header = data.decode("latin-1")
+        signed = self._verifier.check("GET", "/health", header)
+        if header.rpartition(":")[2] != signed.mac.hex():
+            raise AssertionError("a request is believed that nobody signed")
 
 
 class _Register:
