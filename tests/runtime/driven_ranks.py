@@ -42,10 +42,10 @@ class Process:
         self.process.stdin.write(" ".join([name, *map(str, numbers)]) + "\n")
         self.process.stdin.flush()
 
-    def answer(self, seconds=20):
+    def answer(self, seconds=40):
         return self._lines.get(timeout=seconds)
 
-    def ask(self, name, *numbers, seconds=20):
+    def ask(self, name, *numbers, seconds=40):
         self.tell(name, *numbers)
         return self.answer(seconds)
 

@@ -26,9 +26,9 @@ def begin(prefill, decode, room):
 
 
 def both_failed(prefill, decode, room):
-    outcome = decode.ask("over", room, seconds=8)
+    outcome = decode.ask("over", room)
     assert outcome.startswith(LOST), outcome
-    outcome = prefill.ask("over", room, seconds=8)
+    outcome = prefill.ask("over", room)
     assert outcome.startswith("FAILED decode rank 0"), outcome
 
 
@@ -54,14 +54,14 @@ def test_the_network_is_away_and_comes_back(start, transport, ways):
     prefill.ask("cut", *ways)
     decode.ask("cut", *ways)
     both_failed(prefill, decode, 2)
-    assert prefill.ask("released", 2, seconds=8) == "released"
+    assert prefill.ask("released", 2) == "released"
     if transport == "shm":
         assert decode.ask("is_released", 2) == "False"
     else:
-        assert decode.ask("released", 2, seconds=8) == "released"
+        assert decode.ask("released", 2) == "released"
     prefill.ask("heal")
     decode.ask("heal")
-    assert decode.ask("released", 2, seconds=8) == "released"
+    assert decode.ask("released", 2) == "released"
     decode.ask("wipe")
     hand_over(prefill, decode, 3, PAGES)
 
@@ -74,8 +74,8 @@ def test_every_connection_breaks(start, transport):
     prefill.ask("reset")
     decode.ask("reset")
     both_failed(prefill, decode, 2)
-    assert decode.ask("released", 2, seconds=8) == "released"
-    assert prefill.ask("released", 2, seconds=8) == "released"
+    assert decode.ask("released", 2) == "released"
+    assert prefill.ask("released", 2) == "released"
     decode.ask("wipe")
     hand_over(prefill, decode, 3, PAGES)
 

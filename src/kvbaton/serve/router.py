@@ -8,6 +8,8 @@ What the flags are for, found with sglang-router 0.3.2:
   number counts all tries.
 * ``--request-timeout-secs``: the router waits for both sides, also when one has failed already: a side that is frozen
   would hold its requests for half an hour.
+* ``--health-check-interval-secs 1``, ``--health-failure-threshold 2``: a dead server is asked nothing more after
+  two seconds. Until then each request that meets it waits for its other side, which waits for a hand-over.
 * ``--prometheus-port``: always taken; its default (29000) allows one router on a host.
 """
 
@@ -59,7 +61,8 @@ def router_command(
         *("--policy", policy),
         *("--worker-startup-check-interval", "1", "--worker-startup-timeout-secs", str(startup_seconds)),
         *("--retry-max-retries", str(retries), "--disable-circuit-breaker"),
-        *("--health-check-interval-secs", "2", "--health-check-timeout-secs", "5"),
+        *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "5"),
+        *("--health-failure-threshold", "2", "--health-success-threshold", "1"),
         *("--request-timeout-secs", str(request_seconds)),
         *("--shutdown-grace-period-secs", str(shutdown_seconds)),
         *("--log-level", log_level),

@@ -12,7 +12,7 @@ from kvbaton.check.soak.diary import Diary
 from kvbaton.check.soak.fleet import Fleet
 from kvbaton.check.soak.tally import Tally
 
-WEIGHTS = {"kill": 3, "stop": 4, "cut": 4, "break": 2, "abort": 3, "registry": 1}
+WEIGHTS = {"kill": 6, "stop": 8, "cut": 8, "break": 4, "abort": 6, "registry": 1}
 
 
 class Faults:
