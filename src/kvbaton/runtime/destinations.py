@@ -74,8 +74,8 @@ class Destinations:
         """Connections whose data transport is being let go of."""
         self._kept: set[Connection] = set()
         """Those for which that failed."""
-        self._refused: dict[str, int] = {}
-        """The index of each decode rank that was refused, as it said itself; -1 of those that said none."""
+        self._refused: dict[str, int | None] = {}
+        """The index of each decode rank that was refused, as it said itself; None of those that said no Hello."""
 
     def get(self, peer: str) -> Destination | None:
         """The decode rank that joined as ``peer``."""
@@ -112,7 +112,7 @@ class Destinations:
     def on_malformed(self, peer: str, error: KVBatonError) -> None:
         """Perhaps it was a Hello of another release: better refused now than waited for. Once."""
         if peer not in self._joined and peer not in self._handshakes and peer not in self._refused:
-            self._refused[peer] = -1
+            self._refused[peer] = None
             self._context.send(peer, refuse(self._context.instance, error))
 
     def on_disconnected(self, peer: str, reason: str) -> None:

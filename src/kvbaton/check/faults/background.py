@@ -10,8 +10,9 @@ from random import Random
 from typing import Any, Protocol
 
 from kvbaton.check.faults.timeline import Timeline
+from kvbaton.runtime.destinations import AT_ONCE
 
-WORKERS = 4
+WORKERS = AT_ONCE + 4
 """Threads of the pool of a real manager."""
 
 

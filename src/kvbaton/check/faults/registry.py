@@ -90,9 +90,11 @@ class SimulatedClient(RegistryClient):
         """See `RegistryClient.topology`."""
         return self._registry.reach().topology(deployment, self._now, dp_rank)
 
-    def announce_rooms(self, instance: str, opened: Collection[int], closed: Collection[int]) -> dict[int, int]:
+    def announce_rooms(
+        self, instance: str, opened: Collection[int], closed: Collection[int], ended: Collection[int] = ()
+    ) -> dict[int, int]:
         """See `RegistryClient.announce_rooms`."""
-        held = self._registry.reach().announce_rooms(instance, opened, closed, self._now)
+        held = self._registry.reach().announce_rooms(instance, opened, closed, self._now, ended)
         self._registry.look_again()
         return held
 

@@ -106,6 +106,8 @@ class Scenario(msgspec.Struct, frozen=True):
     transports: tuple[str, ...]
     fabric_aux: bool
     striped: bool
+    digest: bool
+    """Whether rooms are checked by digests."""
     write_seconds: float
     """How long a write takes at most, where nothing is wrong with it."""
     must_succeed: bool
@@ -142,6 +144,7 @@ def draw(seed: int, size: int = 1) -> Scenario:
         chance.choice((("stream",), ("stream",), ("mapped",), ("mapped", "stream"))),
         chance.random() < 0.4,
         chance.random() < 0.7,
+        chance.random() < 0.25,
         chance.choice((0.05, 0.3, 1.5)),
         mood < 0.3,
         requests,
@@ -171,11 +174,13 @@ def _request(chance: random.Random, shape: Shape, index: int, size: int) -> Requ
     tokens = chance.choice((0, 1, 3, 5, 8, 11, 13, MOST_TOKENS))
     prefix = chance.choice((0, 0, 0, tokens // 2, tokens, min(tokens, shape.decode_page)))
     cuts = tuple(sorted(chance.randint(0, tokens) for _ in range(chance.choice((0, 0, 1, 2, 3)))))
+    replica = chance.randrange(shape.replicas)
     return Request(
         index,
-        room=7 + chance.randrange(2 * size),
+        # A number that one replica gave up is for a while not to be used at another.
+        room=7 + 100 * replica + chance.randrange(2 * size),
         at=round(chance.uniform(0.0, ARRIVALS_UNTIL), 3),
-        replica=chance.randrange(shape.replicas),
+        replica=replica,
         group=chance.randrange(shape.groups),
         tokens=tokens,
         prefix=prefix,

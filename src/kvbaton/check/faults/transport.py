@@ -27,7 +27,7 @@ from kvbaton.transport.table import RegionTable, check_write
 
 HOST = frozenset({"host"})
 CAPABILITIES = {
-    "mapped": Capabilities(mapped=True, cross_host=False, memory_kinds=HOST, needs_shared_memory=False),
+    "mapped": Capabilities(mapped=True, cross_host=False, memory_kinds=HOST, needs_shared_memory=False, lets_go=True),
     "stream": Capabilities(mapped=False, cross_host=True, memory_kinds=HOST, needs_shared_memory=False),
 }
 

@@ -25,7 +25,7 @@ from kvbaton.protocol import Deadlines, Status
 from kvbaton.runtime.settings import Settings
 
 DEADLINES = Deadlines(
-    offer_wait=10.0, transfer=7.0, drain=2.5, parked_offers=24, parked_seconds=5.0, recent_seconds=4.0
+    offer_wait=10.0, transfer=7.0, drain=2.5, parked_offers=24, parked_seconds=5.0, recent_seconds=5.0
 )
 SETTINGS = Settings(peer_timeout_seconds=3.0, connect_seconds=1.5, handshake_seconds=6.0, deadlines=DEADLINES)
 CALM = FAULTS_UNTIL + 4.0
@@ -71,7 +71,12 @@ class World:
 
     def __init__(self, scenario: Scenario, log: list[str] | None = None) -> None:
         self.scenario = scenario
-        self.settings = replace(SETTINGS, striped=scenario.striped, aux="fabric" if scenario.fabric_aux else "control")
+        self.settings = replace(
+            SETTINGS,
+            striped=scenario.striped,
+            aux="fabric" if scenario.fabric_aux else "control",
+            digest=scenario.digest,
+        )
         self.result = Result(scenario.seed)
         self.timeline = Timeline()
         self.network = Network(self.timeline, self.settings, scenario.stream)
