@@ -59,7 +59,7 @@ _CAUSES = {
     "deadline: no replica opened it": frozenset(KINDS) - frozenset(HARMLESS) - {"registry_restart"} | {"stop"},
     "engine: not all was sent": frozenset({"lost_chunk", "wrong_tokens"}),
     "refused: rows": frozenset({"hostile_rows"}),
-    "refused: version": frozenset({"version_skew"}),
+    "refused: version": frozenset({"version_skew", "corrupt"}),
     "refused: transport": MESSAGES | {"admit_refused"},
     "malformed frame": frozenset({"corrupt"}),
     "other": frozenset(),

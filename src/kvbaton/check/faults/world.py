@@ -87,6 +87,7 @@ class World:
         """Requests by room number: each begins when the one before it is over."""
         self._running: dict[int, list[Job]] = {}
         """The jobs of the request that has a room number."""
+        self._rests_until: dict[int, float] = {}
         self._jobs: dict[int, list[Job]] = {}
         """Those of each request."""
         self._kinds = frozenset(fault.kind for fault in scenario.faults)
@@ -167,7 +168,7 @@ class World:
 
     def _next(self, room: int) -> None:
         queue = self._waiting.get(room)
-        if not queue or room in self._running:
+        if not queue or room in self._running or self.timeline.now < self._rests_until.get(room, 0.0):
             return
         request = queue.pop(0)
         jobs = []
@@ -186,8 +187,12 @@ class World:
             if all(job.closed for job in jobs):
                 del self._running[room]
                 self._left -= 1
-                # A number is free when both sides have closed it, whatever is still on its way.
-                self.timeline.after(0.0, partial(self._next, room))
+                # A number is free when both sides have closed it, whatever is still on its way. One that a prefill rank
+                # never opened rests: until then what was said of it would count for the next room.
+                never = any(job.opened_at is None for job in jobs if job.process.place.side == "prefill")
+                rest = DEADLINES.recent_seconds + 1.0 if never else 0.0
+                self._rests_until[room] = self.timeline.now + rest
+                self.timeline.after(rest, partial(self._next, room))
 
     # What others tell.
 
@@ -221,6 +226,9 @@ class World:
     def _must_have_heard(self, failed: Job, at: float) -> None:
         """Every rank of a request hears of its failure at once, where nothing hinders messages."""
         jobs = self._jobs.get(failed.request.index, [])
+        if any(job.opened_at is None or job.opened_at > at for job in jobs if job.process.place.side == "decode"):
+            # News of one prefill rank come to the others by way of the decode ranks, once these have offered.
+            return
         for job in jobs:
             if job.opened_at is not None and job.opened_at < at and not job.status.terminal and not job.over:
                 self.violate(job.process.instance, f"{job} has not heard that {failed} failed: {failed.reason}")
