@@ -619,3 +619,82 @@ def test_aux_data_that_nobody_asked_for_are_not_written():
     core.open(7, 0.0)
     actions = [*core.handle("d0", offer(), 1.0), *finish(core, aux=True)]
     assert [write.aux for write in of_kind(actions, StartWrite)] == [False]
+
+
+class TestDecodeRanksThatConnectAnew:
+    """A decode rank is known by its index: what it said on a connection that is gone was about earlier rooms."""
+
+    def test_its_next_room_is_not_refused_for_one_that_it_gave_up(self):
+        core = core_with(share(of=2), share(index=1, of=2), share(of=2))
+        core.open(7, 0.0)
+        core.handle("d0", Abort(7, 1, "no transport works here"), 1.0)
+        core.close(7, 1.0)
+        assert core.handle("d2", offer(), 2.0) == []
+        core.open(7, 2.0)
+        assert core.status(7) is Status.TRANSFERRING
+        # The other one has not said anything of the first room yet.
+        assert [type(message) for message in sent(core.handle("d1", offer(), 2.0))] == []
+
+    def test_the_other_rank_is_still_told_that_it_comes_too_late(self):
+        core = core_with(share(of=2), share(index=1, of=2))
+        core.open(7, 0.0)
+        core.handle("d0", Abort(7, 1, "no transport works here"), 1.0)
+        core.close(7, 1.0)
+        messages = sent(core.handle("d1", offer(), 2.0))
+        assert [type(message) for message in messages] == [Abort, AbortAck]
+        assert "no transport works here" in messages[0].reason
+
+    def test_one_that_never_joined_is_remembered_too(self):
+        core = core_with()
+        core.open(7, 0.0)
+        core.withdrawn(Abort(7, 1, "another version"), 1.0, rank=0)
+        core.close(7, 1.0)
+        assert core.handle("d0", offer(), 2.0) == []
+        core.open(7, 2.0)
+        assert core.status(7) is Status.TRANSFERRING
+
+    @pytest.mark.parametrize("joined", [True, False])
+    def test_what_it_gives_up_next_is_the_next_room(self, joined):
+        core = core_with(share(of=2), share(index=1, of=2))
+        core.open(7, 0.0)
+        core.handle("d0", Abort(7, 1, "the first"), 1.0)
+        core.close(7, 1.0)
+        if joined:
+            core.handle("d0", Abort(7, 2, "the second"), 2.0)
+        else:
+            core.withdrawn(Abort(7, 1, "the second"), 2.0, rank=0)
+        core.open(7, 3.0)
+        assert core.status(7) is Status.FAILED
+        assert "the second" in core.reason(7)
+
+    def test_a_room_that_was_withdrawn_before_it_was_opened_is_over_for_who_withdrew_it(self):
+        core = core_with(share(of=2), share(index=1, of=2))
+        core.handle("d0", Abort(7, 1, "gave up"), 0.0)
+        core.open(7, 1.0)
+        assert core.status(7) is Status.FAILED
+        core.close(7, 1.0)
+        assert core.handle("d0", offer(epoch=2), 2.0) == []
+        core.open(7, 2.0)
+        assert core.status(7) is Status.TRANSFERRING
+
+    def test_late_news_of_a_room_that_has_ended_is_not_about_the_next(self):
+        core = core_with()
+        core.open(7, 0.0)
+        core.abort(7, "the client went away", 1.0)
+        core.close(7, 1.0)
+        core.withdrawn(Abort(7, 1, "another version"), 2.0, rank=0)
+        core.open(7, 3.0)
+        assert core.status(7) is Status.WAITING
+
+
+def test_rooms_go_on_after_the_epochs_of_lost_offers():
+    from kvbaton.protocol.epochs import MAX_GAPS
+
+    core = core_with()
+    last = MAX_GAPS + 10
+    for epoch in range(2, last):
+        core.handle("d0", Abort(1000, epoch, "gave up"), 0.0)
+    assert core.table_sizes()["epochs"] <= MAX_GAPS
+    core.open(7, 0.0)
+    core.handle("d0", offer(epoch=last), 0.0)
+    assert core.status(7) is Status.TRANSFERRING

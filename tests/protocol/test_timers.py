@@ -49,6 +49,16 @@ def test_epochs_without_a_gap_take_no_memory(epochs):
 
 def test_epochs_far_ahead_are_bounded():
     seen = SeenEpochs()
-    assert all(seen.add(2 * number) for number in range(1, MAX_GAPS + 1))
-    assert not seen.add(2 * MAX_GAPS + 2)
+    assert all(seen.add(2 * number) for number in range(1, 2 * MAX_GAPS + 1))
     assert len(seen) == MAX_GAPS
+    # Those that are so far behind count as seen; each of the others still counts once.
+    assert not seen.add(1)
+    assert seen.add(4 * MAX_GAPS - 1)
+    assert not seen.add(4 * MAX_GAPS - 1)
+
+
+def test_one_epoch_that_was_lost_does_not_stand_in_the_way_for_ever():
+    seen = SeenEpochs()
+    assert all(seen.add(epoch) for epoch in range(2, 3 * MAX_GAPS))
+    assert len(seen) < MAX_GAPS
+    assert not seen.add(1)

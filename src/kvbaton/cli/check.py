@@ -114,6 +114,29 @@ def soak(
     raise typer.Exit(0 if passed else 1)
 
 
+@app.command()
+def faults(
+    seeds: Annotated[int, typer.Option(min=1, help="Worlds to simulate, one for each seed.")] = 2000,
+    first: Annotated[int, typer.Option(min=0, help="The first seed; a seed means the same world every time.")] = 0,
+    size: Annotated[int, typer.Option(min=1, max=50, help="How many times more happens than in a small world.")] = 1,
+    json: Annotated[str, typer.Option(help="Where the figures are written as JSON; - is standard output.")] = "",
+    processes: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
+    scenario: Annotated[str, typer.Option(help="Run only the scenario in this JSON file, and show all of it.")] = "",
+) -> None:
+    """Simulate whole managers with seeded faults, and check after every step that nothing is lost or overwritten.
+
+    The exit code is 1 if something was violated; the failing seed and the smallest scenario that still fails are
+    printed.
+    """
+    from kvbaton.check.faults.report import check_faults, check_scenario
+
+    if scenario:
+        passed = check_scenario(scenario)
+    else:
+        passed = check_faults(seeds, first, size=size, processes=processes, json_to=json)
+    raise typer.Exit(0 if passed else 1)
+
+
 def _options(given: list[str]) -> dict[str, str]:
     from kvbaton.errors import ConfigurationError
 

@@ -39,7 +39,7 @@ def make_app() -> typer.Typer:
     )
     app.add_typer(serve.app, name="serve", help="Serve a model with prefill and decode apart.")
     app.add_typer(bench.app, name="bench", help="Measure; every figure is a ratio of contenders in one run.")
-    app.add_typer(check.app, name="check", help="Check layouts, and what transports promise.")
+    app.add_typer(check.app, name="check", help="Check layouts, what transports promise, and what faults do.")
     app.add_typer(trace.app, name="trace", help="Draw a timeline of a run, for ui.perfetto.dev.")
     app.command("demo")(demo.demo)
     app.command("plan")(plan.plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MAX_GAPS = 1 << 16
-"""Epochs that may be ahead of one that is still missing."""
+"""Epochs that may be ahead of one that is still missing: then it counts as seen."""
 
 
 class SeenEpochs:
@@ -23,10 +23,14 @@ class SeenEpochs:
         return epoch <= self._floor or epoch in self._ahead
 
     def add(self, epoch: int) -> bool:
-        """Note ``epoch``. False if it was seen before, or if too many others are missing before it."""
-        if epoch in self or len(self._ahead) >= MAX_GAPS:
+        """Note ``epoch``. False if it was seen before, or is so old that its message must have been lost."""
+        if epoch in self:
             return False
         self._ahead.add(epoch)
+        if len(self._ahead) > MAX_GAPS:
+            # Those that are missing were lost with their messages; all that come must not be refused for them.
+            self._floor = min(self._ahead)
+            self._ahead.remove(self._floor)
         while self._floor + 1 in self._ahead:
             self._floor += 1
             self._ahead.remove(self._floor)

@@ -63,16 +63,20 @@ class PrefillCore(Core[PrefillRoom]):
             actions += self._fail(room, lost)
         return actions
 
-    def withdrawn(self, abort: Abort, now: float) -> list[Action]:
+    def withdrawn(self, abort: Abort, now: float, *, rank: int = -1) -> list[Action]:
         """A decode rank that did not pass the handshake will not offer its rows: the room that waits for it fails.
 
-        Also if it is opened soon afterwards: the engine hears of a request at another time than its peer.
+        Also if it is opened soon afterwards: the engine hears of a request at another time than its peer. ``rank`` is
+        the index that it gave itself.
         """
         failure = Failure.named(abort.error, f"a decode rank did not pass the handshake: {abort.reason}")
+        has_ended = self._early.gave_up(abort.room, rank, now)
         room = self._rooms.get(abort.room)
         if room is None:
-            self._early.withdraw(abort.room, failure, now)
+            if not has_ended:
+                self._early.withdraw(abort.room, failure, rank, now)
             return []
+        room.withdrawn.add(rank)
         return self._ignore("Abort of a rank that did not join") if room.all_offered else self._fail(room, failure)
 
     # Calls of the engine.
@@ -88,7 +92,8 @@ class PrefillCore(Core[PrefillRoom]):
         actions: list[Action] = []
         withdrawn = self._early.begin(room, now)
         if withdrawn is not None:
-            actions += self._fail(state, withdrawn)
+            state.withdrawn |= withdrawn.ranks
+            actions += self._fail(state, withdrawn.failure)
         for parked in self._parking.take(room):
             actions += self._place(state, parked.peer, parked.offer, now)
         return actions
@@ -97,7 +102,7 @@ class PrefillCore(Core[PrefillRoom]):
         """The engine gave a room up before it was opened here: Offers that came, or will come, are refused."""
         failure = Failure(TransferAborted, reason)
         parked = self._parking.take(room)
-        self._early.end(room, failure, [each.peer for each in parked], now)
+        self._early.end(room, failure, [self._peers[each.peer].share.destination_index for each in parked], now)
         return [action for each in parked for action in self._refuse(each.peer, each.offer, failure)]
 
     def submit(self, room: int, handle: int, ranges: Mapping[str, tuple[int, int]], now: float) -> list[Action]:
@@ -157,7 +162,7 @@ class PrefillCore(Core[PrefillRoom]):
         actions = self._fail(state, Failure(TransferAborted, "the sender was closed before the room had ended"))
         state.closed = True
         if state.failure is not None and not state.all_offered:
-            self._early.end(room, state.failure, {*state.destinations, *state.withdrawn}, now)
+            self._early.end(room, state.failure, state.indices | state.withdrawn, now)
         self._forget_if_over(state)
         return actions
 
@@ -284,10 +289,11 @@ class PrefillCore(Core[PrefillRoom]):
             self.unexpected["malformed Offer"] += 1
             return self._reject(peer, offer, fault)
         room = self._rooms.get(offer.room)
-        late = self._early.refusal(offer.room, peer, now) if room is None or room.closed else None
+        rank = state.share.destination_index
+        late = self._early.refusal(offer.room, rank, now) if room is None or room.closed else None
         if late is not None:
             return self._refuse(peer, offer, late)
-        if room is None or room.is_over_for(peer, offer.epoch):
+        if room is None or room.is_over_for(peer, rank, offer.epoch):
             refusal = self._parking.put(peer, offer, now)
             return self._refuse(peer, offer, Failure(TransferFailed, refusal)) if refusal else []
         return self._place(room, peer, offer, now)
@@ -309,7 +315,7 @@ class PrefillCore(Core[PrefillRoom]):
             return self._ignore("stale Offer")
         if room.status.terminal:
             # It knows now: what it offers next is for a later life of the number.
-            room.withdrawn.add(peer)
+            room.withdrawn.add(share.destination_index)
             failure = room.failure or Failure(TransferFailed, f"room {room.number} has ended")
             return self._refuse(peer, offer, failure)
         if not room.waits_for(share):
@@ -381,7 +387,7 @@ class PrefillCore(Core[PrefillRoom]):
     def _on_abort(self, peer: str, state: PrefillPeer, abort: Abort, now: float) -> list[Action]:
         ack = AbortAck(abort.room, abort.epoch, state.share.part, drained=True)
         failure = Failure.named(abort.error, f"decode rank {state.share.destination_index}: {abort.reason}")
-        has_ended = self._early.gave_up(abort.room, peer, now)
+        has_ended = self._early.gave_up(abort.room, state.share.destination_index, now)
         room = self._rooms.get(abort.room)
         destination = room.destinations.get(peer) if room else None
         if abort.epoch in state.seen:
@@ -389,7 +395,7 @@ class PrefillCore(Core[PrefillRoom]):
             if parked is not None and parked.epoch == abort.epoch:
                 self._parking.remove(abort.room, peer)
                 if room is None:
-                    self._early.withdraw(abort.room, failure, now)
+                    self._early.withdraw(abort.room, failure, state.share.destination_index, now)
             if room is None or destination is None or destination.offer.epoch != abort.epoch:
                 return [Send(peer, ack)]
             actions = self._fail(room, failure, heard_by=peer)
@@ -403,9 +409,9 @@ class PrefillCore(Core[PrefillRoom]):
             state.seen.add(abort.epoch)
         actions = []
         if room is None and not has_ended and not abort.offered:
-            self._early.withdraw(abort.room, failure, now)
+            self._early.withdraw(abort.room, failure, state.share.destination_index, now)
         if room is not None and destination is None and room.waits_for(state.share):
-            room.withdrawn.add(peer)
+            room.withdrawn.add(state.share.destination_index)
             actions = self._fail(room, failure)
         return [*actions, Send(peer, ack)]
 

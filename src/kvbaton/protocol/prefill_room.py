@@ -112,8 +112,9 @@ class PrefillRoom:
     """How many decode ranks must be served; known from the first Offer."""
     served: int = 0
     outstanding: int = 0
-    withdrawn: set[str] = field(default_factory=set)
-    """Peers that gave up before they offered, or were refused: an Offer of theirs is for a later life of the room."""
+    withdrawn: set[int] = field(default_factory=set)
+    """Decode ranks, by index, that gave up before they offered, or were refused: an Offer of theirs is for a later life
+    of the room."""
     closed: bool = False
     released: bool = False
 
@@ -126,9 +127,9 @@ class PrefillRoom:
         """Whether a decode rank of that share is one whose Offer is still to come."""
         return self.expected in (None, share.destinations) and share.destination_index not in self.indices
 
-    def is_over_for(self, peer: str, epoch: int) -> bool:
-        """Whether an Offer of ``peer`` with this epoch is for a later life of the room number."""
-        if self.closed or peer in self.withdrawn or self.status is Status.SUCCESS:
+    def is_over_for(self, peer: str, rank: int, epoch: int) -> bool:
+        """Whether an Offer of ``peer``, which is decode rank ``rank``, is for a later life of the room number."""
+        if self.closed or rank in self.withdrawn or self.status is Status.SUCCESS:
             return True
         known = self.destinations.get(peer)
         return known is not None and epoch > known.offer.epoch

@@ -74,7 +74,8 @@ class Destinations:
         """Connections whose data transport is being let go of."""
         self._kept: set[Connection] = set()
         """Those for which that failed."""
-        self._refused: set[str] = set()
+        self._refused: dict[str, int | None] = {}
+        """The index of each decode rank that was refused, as it said itself; None of those that said no Hello."""
 
     def get(self, peer: str) -> Destination | None:
         """The decode rank that joined as ``peer``."""
@@ -84,9 +85,10 @@ class Destinations:
         """The decode ranks that are joined. On any thread."""
         return tuple(destination.rank for destination in list(self._joined.values()))
 
-    def is_outside(self, peer: str) -> bool:
-        """Whether it said Hello and has not joined: it was refused, or will soon know."""
-        return peer in self._refused or peer in self._handshakes
+    def outside(self, peer: str) -> int | None:
+        """The index of a decode rank that said Hello and has not joined: it was refused, or will soon know."""
+        hello = self._handshakes.get(peer)
+        return self._refused.get(peer) if hello is None else hello.destination_index
 
     def on_hello(self, peer: str, hello: Hello) -> None:
         """Check it and connect, in the background; then answer Welcome or Refused."""
@@ -110,13 +112,13 @@ class Destinations:
     def on_malformed(self, peer: str, error: KVBatonError) -> None:
         """Perhaps it was a Hello of another release: better refused now than waited for. Once."""
         if peer not in self._joined and peer not in self._handshakes and peer not in self._refused:
-            self._refused.add(peer)
+            self._refused[peer] = None
             self._context.send(peer, refuse(self._context.instance, error))
 
     def on_disconnected(self, peer: str, reason: str) -> None:
         """A decode rank, or a stranger, is gone."""
         self._handshakes_over(peer)
-        self._refused.discard(peer)
+        self._refused.pop(peer, None)
         destination = self._joined.pop(peer, None)
         self._perform(self._core.peer_lost(peer, reason, self._context.now()))
         self._context.observation.peer_lost(peer, reason)
@@ -200,7 +202,7 @@ class Destinations:
             self._disconnect(destination)
             return
         self._joined[peer] = destination
-        self._refused.discard(peer)
+        self._refused.pop(peer, None)
         self._context.observation.peer_joined(peer, destination.rank, destination.plan)
         self._perform(self._core.peer_joined(peer, accepted.share_with(destination.rank.aux)))
         self._context.send(peer, welcome)
@@ -210,7 +212,7 @@ class Destinations:
         if self._handshakes.get(peer) is not hello:
             return
         del self._handshakes[peer]
-        self._refused.add(peer)
+        self._refused[peer] = hello.destination_index
         if not isinstance(error, KVBatonError):
             logger.error("prefill: a handshake failed in an unforeseen way", exc_info=error)
         logger.warning("prefill: %s was refused: %s", peer, error)

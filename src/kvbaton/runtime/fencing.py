@@ -29,6 +29,14 @@ class _Lost:
     error_logged: bool = False
 
 
+class Fenced(NamedTuple):
+    """A peer that writes no more, nor does its instance by any other connection of this transport."""
+
+    peer: str
+    instance: str
+    transport: Transport
+
+
 class LostPeers:
     """Fences lost peers, and tries those again every ``retry_seconds`` that could not be fenced yet."""
 
@@ -76,7 +84,7 @@ class LostPeers:
             if lost.instance == instance and not may_write(peer):
                 del self._lost[peer]
 
-    def fence(self, now: float, but_not: Collection[str] = ()) -> list[str]:
+    def fence(self, now: float, but_not: Collection[str] = ()) -> list[Fenced]:
         """Try those that are due, but not these instances. Returns, and forgets, who certainly writes no more."""
         fenced = []
         for peer, lost in list(self._lost.items()):
@@ -85,7 +93,7 @@ class LostPeers:
             lost.next_try = now + self._retry_seconds
             if self._is_fenced(lost):
                 del self._lost[peer]
-                fenced.append(peer)
+                fenced.append(Fenced(peer, lost.instance, lost.transport))
         return fenced
 
     def next_try(self) -> float | None:

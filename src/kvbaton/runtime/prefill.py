@@ -176,8 +176,8 @@ class PrefillSide(Side[SenderRoom]):
     def _on_message(self, peer: str, message: Message) -> None:
         if isinstance(message, Hello):
             self._destinations.on_hello(peer, message)
-        elif isinstance(message, Abort) and self._destinations.is_outside(peer):
-            self.perform(self.core.withdrawn(message, self.context.now()))
+        elif isinstance(message, Abort) and (rank := self._destinations.outside(peer)) is not None:
+            self.perform(self.core.withdrawn(message, self.context.now(), rank=rank))
         else:
             if isinstance(message, Abort) and message.error == DigestMismatch.__name__:
                 # Also where the room counts as sent: it is this side's memory, or its network, that may be broken.

@@ -355,8 +355,17 @@ class Sources:
         source.links.clear()
 
     def _fence(self, now: float) -> None:
-        for peer in self._lost.fence(now, but_not=self._revisits.instances()):
-            self._user.perform(self._core.peer_fenced(peer, now))
+        for fenced in self._lost.fence(now, but_not=self._revisits.instances()):
+            self._user.perform(self._core.peer_fenced(fenced.peer, now))
+            # What was proven holds for the whole instance: a newer connection of it cannot bring anything either.
+            others = [
+                link.peer
+                for source in dict.fromkeys(self._source_of_peer.values())
+                for link in source.links.values()
+                if link.transport is fenced.transport and link.part.registration.instance == fenced.instance
+            ]
+            for peer in others:
+                self.cut_off(peer, "another connection of its instance was cut off")
 
     def _let_go(self, instance: str, over: Sequence[int]) -> None:
         """A prefill rank that lives says which of its connections are over."""
