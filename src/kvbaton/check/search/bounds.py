@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
+from typing import Literal
 
 from kvbaton.errors import ConfigurationError
 
@@ -25,10 +26,14 @@ class Bounds:
     """Writes of each part."""
     idle_part: bool = False
     """Whether the last part has nothing to send."""
-    aborts: bool = True
-    """Whether engines abort, each room at any moment."""
-    deadlines: bool = True
-    """Whether any deadline passes at any moment: rooms without progress, parked Offers, what is remembered of rooms."""
+    prompt: bool = False
+    """Whether engines do at once what they can: submit what a room that they open needs, offer pages as soon as some
+    are free, and close a room that has ended. Otherwise they do so at any moment."""
+    aborts: int = 9
+    """How often engines abort a room in one run, at any moment."""
+    deadlines: Literal["any", "idle", "never"] = "any"
+    """When deadlines pass (of rooms without progress, of parked Offers, of what is remembered of rooms): at any moment;
+    or when nothing but faults can happen before, because they are far longer than anything takes; or never."""
     cancels: bool = False
     """Whether a prefill engine may give a room up instead of opening it."""
     faults: int = 0
@@ -53,6 +58,11 @@ class Bounds:
             raise ConfigurationError("search: rooms is empty; name the room number of each life")
 
     @property
+    def can_fail(self) -> bool:
+        """Whether anything can go wrong in it; else every room must succeed."""
+        return bool(self.aborts or self.faults or self.fences or self.cancels or self.deadlines != "never")
+
+    @property
     def tokens(self) -> int:
         """Tokens of every request: one for each chunk."""
         return self.chunks
@@ -68,6 +78,22 @@ class Bounds:
 
 
 WORLDS: Mapping[str, Bounds] = MappingProxyType({
-    "calm": Bounds(rooms=(7, 7), chunks=2, aborts=False, deadlines=False, repeats=1),
+    "calm": Bounds(rooms=(7, 7), chunks=2, aborts=0, deadlines="never", repeats=1),
+    "idle": Bounds(rooms=(7, 7), idle_part=True, prompt=True, deadlines="idle", fences=1),
+    "room": Bounds(),
+    "ranks": Bounds(prefills=1, decodes=2),
+    "death": Bounds(prompt=True, faults=1, cuts=False, write_errors=False),
+    "lives": Bounds(prefills=1, rooms=(7, 7), faults=1, fences=1, cuts=False),
+    "rooms": Bounds(rooms=(7, 8), prompt=True, aborts=0, deadlines="idle", faults=1, cuts=False, write_errors=False),
+    "room-faults": Bounds(faults=1),
+    "room-frames": Bounds(prompt=True, chunks=2, repeats=1, fences=1, cancels=True),
+    "ranks-faults": Bounds(prefills=1, decodes=2, prompt=True, faults=1, cancels=True),
+    "lives-faults": Bounds(prefills=1, rooms=(7, 7), chunks=2, cancels=True, faults=1, repeats=1, fences=1),
+    "rooms-abort": Bounds(
+        rooms=(7, 8), prompt=True, aborts=1, deadlines="idle", faults=1, cuts=False, write_errors=False
+    ),
 })
-"""The worlds that have a name, by it."""
+"""The worlds that have a name, by it: those of seconds, then those of minutes."""
+
+SHORT = ("calm", "idle", "room", "ranks", "death", "lives", "rooms")
+"""Worlds that take seconds."""

@@ -64,9 +64,8 @@ class DecodeProcess(Process):
             return events
         if not state.offered and self._free_pages():
             events.append(("offer", life))
-        if self.bounds.aborts:
-            events.append(("abort", life))
-        if self.bounds.deadlines and self._has_timer(life):
+        events.append(("abort", life))
+        if self.bounds.deadlines != "never" and self._has_timer(life):
             events.append(("deadline", life))
         return events
 

@@ -80,7 +80,7 @@ class PrefillProcess(Process):
             if write.fate != REVOKED:
                 events.append(("land", *write[:3]))
             events.append(("fail", *write[:3]))
-        if self.bounds.deadlines:
+        if self.bounds.deadlines != "never":
             if len(self.core._parking):
                 events.append(("unpark",))
             if self.core._early._ended:
@@ -95,9 +95,8 @@ class PrefillProcess(Process):
             return [] if state.closed else [("close", life)]
         if state.submitted < self.bounds.chunks:
             events.append(("submit", life))
-        if self.bounds.aborts:
-            events.append(("abort", life))
-        if self.bounds.deadlines and self._has_timer(life):
+        events.append(("abort", life))
+        if self.bounds.deadlines != "never" and self._has_timer(life):
             events.append(("deadline", life))
         return events
 

@@ -111,6 +111,10 @@ class Process:
         """What may happen here next, as far as this process alone can say."""
         raise NotImplementedError
 
+    def _events_of(self, life: int) -> list[Event]:
+        """What may happen to an open life."""
+        raise NotImplementedError
+
     def _carry_out(self, action: Action) -> None:
         raise NotImplementedError
 
@@ -120,9 +124,9 @@ class Process:
         """Let ``event`` happen. A broken promise is in the outcome."""
         self._outcome = Outcome()
         try:
-            method = getattr(self, f"on_{event[0]}")
-            for action in method(*event[1:]):
-                self._carry_out(action)
+            self._make(event)
+            while self.bounds.prompt and (next_event := self._prompt()):
+                self._make(next_event)
             self._check_questions()
             self._normalise()
         except Broken as broken:
@@ -134,6 +138,11 @@ class Process:
         del self._outcome
         outcome.sends = tuple(sorted(outcome.sends))
         return outcome
+
+    def _make(self, event: Event) -> None:
+        method = getattr(self, f"on_{event[0]}")
+        for action in method(*event[1:]):
+            self._carry_out(action)
 
     def on_deliver(self, key: LinkKey, frame: bytes) -> list[Action]:
         """A frame arrives."""
@@ -173,6 +182,14 @@ class Process:
         room.opened = room.progress = NOW
         return actions  # type: ignore[no-any-return]
 
+    def _prompt(self) -> Event | None:
+        """What a prompt engine does now."""
+        for life in sorted(self.lives):
+            for event in self._events_of(life):
+                if event[0] in ("submit", "offer", "close"):
+                    return event
+        return None
+
     # What both sides note.
 
     def _has_timer(self, life: int) -> bool:
@@ -202,6 +219,8 @@ class Process:
             raise Broken(f"life {life} was in {state.status.name} and changed to {action.status.name}")
         if action.status is Status.FAILED and not action.reason:
             raise Broken(f"life {life} failed without a reason")
+        if action.status is Status.FAILED and not self.bounds.can_fail:
+            raise Broken(f"life {life} failed, and nothing had gone wrong: {action.reason}")
         state.status = action.status
 
     def _on_released(self, action: RowsReleased) -> None:

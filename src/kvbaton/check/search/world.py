@@ -15,8 +15,13 @@ from kvbaton.check.search.table import Table
 State = tuple[int, ...]
 """Numbers: the states of prefill processes, of decode processes and of connections, and what may still go wrong."""
 
-FAULT, REPEAT, FENCE = 100, 10, 1
+FAULT, ABORT, REPEAT, FENCE = 1000, 100, 10, 1
 """What one of each costs of the last number of a state."""
+
+
+DEADLINES = ("deadline", "unpark", "forget")
+OPTIONAL = ("abort", "fail", "drain", "repeat", "cut")
+"""Events that nothing waits for: where no other is left, the world is idle."""
 
 
 class Step(NamedTuple):
@@ -37,6 +42,8 @@ class World:
         self.prefills = [Table(PrefillProcess(bounds, rank)) for rank in range(bounds.prefills)]
         self.decodes = [Table(DecodeProcess(bounds, rank)) for rank in range(bounds.decodes)]
         self.tables: list[Table[PrefillProcess] | Table[DecodeProcess]] = [*self.prefills, *self.decodes]
+        self.names = [f"prefill {rank}" for rank in range(bounds.prefills)]
+        self.names += [f"decode {rank}" for rank in range(bounds.decodes)]
         self.pairs = list(itertools.product(range(bounds.prefills), range(bounds.decodes)))
         self.channels: list[Channel] = []
         self._channel_numbers: dict[Channel, int] = {}
@@ -47,7 +54,7 @@ class World:
     def _begin(self) -> State:
         state = [table.first for table in self.tables] + [self._number(Channel())] * len(self.pairs)
         bounds = self.bounds
-        state.append(FAULT * bounds.faults + REPEAT * bounds.repeats + FENCE * bounds.fences)
+        state.append(FAULT * bounds.faults + ABORT * bounds.aborts + REPEAT * bounds.repeats + FENCE * bounds.fences)
         for pair in range(len(self.pairs)):
             self._join(state, pair)
         return tuple(state)
@@ -75,31 +82,43 @@ class World:
     def steps(self, state: State) -> list[Step]:
         """Every way out of ``state``."""
         steps: list[Step] = []
-        budget = state[-1]
-        faults = budget // FAULT
+        idle = self.bounds.deadlines == "idle"
         for index, table in enumerate(self.tables):
-            side = "prefill" if index < self.bounds.prefills else "decode"
-            rank = index if side == "prefill" else index - self.bounds.prefills
             for event in table.seen[state[index]].events:
-                cost = 0
-                word = event[0]
-                if word in ("open", "cancel"):
-                    if not self._may_begin(state, event[1]):
-                        continue
-                elif word == "drain":
-                    if budget % REPEAT == 0:
-                        continue
-                    cost = FENCE
-                elif word == "fail" and not self._fails_freely(state, event):
-                    if not faults or not self.bounds.write_errors:
-                        continue
-                    cost = FAULT
-                steps.append(self._local(state, index, (side, rank, *event), event, cost))
-            if faults and self.bounds.deaths:
-                steps.append(self._death(state, side, rank))
+                if not (idle and event[0] in DEADLINES):
+                    self._step_of_process(state, index, event, steps)
         for pair in range(len(self.pairs)):
             self._steps_of_pair(state, pair, steps)
+        if idle and all(step.label[0] in OPTIONAL for step in steps):
+            for index, table in enumerate(self.tables):
+                for event in table.seen[state[index]].events:
+                    if event[0] in DEADLINES:
+                        self._step_of_process(state, index, event, steps)
+        if state[-1] >= FAULT and self.bounds.deaths:
+            steps += [self._death(state, index) for index in range(len(self.tables))]
         return steps
+
+    def _step_of_process(self, state: State, index: int, event: Event, steps: list[Step]) -> None:
+        word, budget, cost = event[0], state[-1], 0
+        if word in ("open", "cancel"):
+            if not self._may_begin(state, event[1]):
+                return
+        elif word == "drain":
+            if budget % REPEAT == 0:
+                return
+            cost = FENCE
+        elif word == "abort":
+            if budget // ABORT % 10 == 0:
+                return
+            cost = ABORT
+        elif word == "fail" and not self._fails_freely(state, event):
+            if budget < FAULT or not self.bounds.write_errors:
+                return
+            cost = FAULT
+        after = list(state)
+        after[-1] -= cost
+        problem = self._perform(after, index, event)
+        steps.append(Step((word, self.names[index], *event[1:]), tuple(after), problem))
 
     def _steps_of_pair(self, state: State, pair: int, steps: list[Step]) -> None:
         prefill, decode = self.pairs[pair]
@@ -140,12 +159,6 @@ class World:
 
     # Steps.
 
-    def _local(self, state: State, index: int, label: Event, event: Event, cost: int) -> Step:
-        after = list(state)
-        after[-1] -= cost
-        problem = self._perform(after, index, event)
-        return Step(label, tuple(after), problem)
-
     def _delivery(self, state: State, pair: int, key: LinkKey, frame: bytes, to_prefill: bool, keep: bool) -> Step:
         after = list(state)
         if keep:
@@ -185,25 +198,25 @@ class World:
         problem = problem or self._perform(after, self._decode_at(key.decode), ("fenced", key))
         return Step(("fenced", key), tuple(after), problem)
 
-    def _death(self, state: State, side: str, rank: int) -> Step:
+    def _death(self, state: State, index: int) -> Step:
         after = list(state)
         after[-1] -= FAULT
-        index = rank if side == "prefill" else self._decode_at(rank)
+        is_prefill = index < self.bounds.prefills
         writes = self.tables[index].seen[state[index]].writes
         problem = self._perform(after, index, ("die",))
         for pair, (prefill, decode) in enumerate(self.pairs):
-            if rank != (prefill if side == "prefill" else decode):
+            if index != (prefill if is_prefill else self._decode_at(decode)):
                 continue
             for link in self.channels[after[self._pair_at(pair)]].links:
                 key = LinkKey(prefill, decode, link.number)
-                if side == "prefill":
+                if is_prefill:
                     orphans = {life for at, life, fate in writes if at == key and fate == LIVE}
                     dead = link.with_prefill(DEAD)._replace(orphans=tuple(sorted({*link.orphans, *orphans})))
                 else:
                     dead = link.with_decode(DEAD)
                     problem = problem or self._perform(after, prefill, ("settle", key, GONE))
                 self._put(after, pair, dead)
-        return Step((side, rank, "die"), tuple(after), problem)
+        return Step(("die", self.names[index]), tuple(after), problem)
 
     def _join(self, after: list[int], pair: int) -> None:
         at = self._pair_at(pair)
@@ -280,9 +293,7 @@ class World:
     def problem_at_rest(self, state: State) -> str:
         """What is wrong with a state that no step leads out of; empty if all is well."""
         for index, table in enumerate(self.tables):
-            side = "prefill" if index < self.bounds.prefills else "decode"
-            seen = table.seen[state[index]]
-            name = f"{side} {index if side == 'prefill' else index - self.bounds.prefills}"
+            seen, name = table.seen[state[index]], self.names[index]
             if seen.left_over:
                 return f"{name}: {seen.left_over}"
             if seen.writes:
