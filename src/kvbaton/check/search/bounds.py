@@ -9,6 +9,8 @@ from typing import Literal
 
 from kvbaton.errors import ConfigurationError
 
+MANY = 9
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -29,8 +31,8 @@ class Bounds:
     prompt: bool = False
     """Whether engines do at once what they can: submit what a room that they open needs, offer pages as soon as some
     are free, and close a room that has ended. Otherwise they do so at any moment."""
-    aborts: int = 9
-    """How often engines abort a room in one run, at any moment."""
+    aborts: int = MANY
+    """How often engines abort a room in one run, at any moment; `MANY` is without a limit."""
     deadlines: Literal["any", "idle", "never"] = "any"
     """When deadlines pass (of rooms without progress, of parked Offers, of what is remembered of rooms): at any moment;
     or when nothing but faults can happen before, because they are far longer than anything takes; or never."""
@@ -52,8 +54,8 @@ class Bounds:
         for field in fields(self):
             value = getattr(self, field.name)
             least = 1 if field.name in ("prefills", "decodes", "pages", "chunks") else 0
-            if isinstance(value, int) and not isinstance(value, bool) and not least <= value <= 9:
-                raise ConfigurationError(f"search: {field.name} is {value}; it must be from {least} to 9")
+            if isinstance(value, int) and not isinstance(value, bool) and not least <= value <= MANY:
+                raise ConfigurationError(f"search: {field.name} is {value}; it must be from {least} to {MANY}")
         if not self.rooms:
             raise ConfigurationError("search: rooms is empty; name the room number of each life")
 
@@ -77,22 +79,26 @@ class Bounds:
         return not (self.idle_part and part == self.prefills - 1)
 
 
-WORLDS: Mapping[str, Bounds] = MappingProxyType({
-    "calm": Bounds(rooms=(7, 7), chunks=2, aborts=0, deadlines="never", repeats=1),
-    "idle": Bounds(rooms=(7, 7), idle_part=True, prompt=True, deadlines="idle", fences=1),
-    "room": Bounds(),
-    "ranks": Bounds(prefills=1, decodes=2),
-    "death": Bounds(prompt=True, faults=1, cuts=False, write_errors=False),
-    "lives": Bounds(prefills=1, rooms=(7, 7), faults=1, fences=1, cuts=False),
-    "rooms": Bounds(rooms=(7, 8), prompt=True, aborts=0, deadlines="idle", faults=1, cuts=False, write_errors=False),
-    "room-faults": Bounds(faults=1),
-    "room-frames": Bounds(prompt=True, chunks=2, repeats=1, fences=1, cancels=True),
-    "ranks-faults": Bounds(prefills=1, decodes=2, prompt=True, faults=1, cancels=True),
-    "lives-faults": Bounds(prefills=1, rooms=(7, 7), chunks=2, cancels=True, faults=1, repeats=1, fences=1),
-    "rooms-abort": Bounds(
-        rooms=(7, 8), prompt=True, aborts=1, deadlines="idle", faults=1, cuts=False, write_errors=False
-    ),
-})
+WORLDS: Mapping[str, Bounds] = MappingProxyType(
+    {
+        "calm": Bounds(rooms=(7, 7), chunks=2, aborts=0, deadlines="never", repeats=1),
+        "idle": Bounds(idle_part=True),
+        "room": Bounds(),
+        "ranks": Bounds(prefills=1, decodes=2),
+        "death": Bounds(prompt=True, faults=1, cuts=False, write_errors=False),
+        "lives": Bounds(prefills=1, rooms=(7, 7), prompt=True, faults=1, fences=1),
+        "rooms": Bounds(
+            rooms=(7, 8), prompt=True, aborts=0, deadlines="idle", faults=1, cuts=False, write_errors=False
+        ),
+        "room-faults": Bounds(faults=1),
+        "room-frames": Bounds(prompt=True, chunks=2, repeats=1, fences=1, cancels=True),
+        "ranks-faults": Bounds(prefills=1, decodes=2, prompt=True, faults=1, cancels=True),
+        "lives-faults": Bounds(prefills=1, rooms=(7, 7), chunks=2, cancels=True, faults=1, repeats=1, fences=1),
+        "rooms-abort": Bounds(
+            rooms=(7, 8), prompt=True, aborts=1, deadlines="idle", faults=1, cuts=False, write_errors=False
+        ),
+    }
+)
 """The worlds that have a name, by it: those of seconds, then those of minutes."""
 
 SHORT = ("calm", "idle", "room", "ranks", "death", "lives", "rooms")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 JOINED, LOST, FENCED, DEAD = "joined", "lost", "fenced", "dead"
-"""What an end of a connection knows: nothing; that it has ended; (decode) that no write lands any more. Or it is dead."""
+"""What an end of a connection knows: nothing; that it has ended; that no write lands any more. Or it is dead."""
 
 
 class Link(NamedTuple):
@@ -52,7 +52,7 @@ class Link(NamedTuple):
 class Channel(NamedTuple):
     """All connections of one pair that are not over, oldest first, and how many there were."""
 
-    count: int = 0
+    opened: int = 0
     links: tuple[Link, ...] = ()
 
     def link(self, number: int) -> Link | None:
@@ -65,8 +65,8 @@ class Channel(NamedTuple):
     def with_link(self, changed: Link) -> Channel:
         """With ``changed`` in its place."""
         links = tuple(changed if link.number == changed.number else link for link in self.links)
-        return Channel(self.count, tuple(link for link in links if not link.is_over))
+        return Channel(self.opened, tuple(link for link in links if not link.is_over))
 
     def joined(self) -> Channel:
         """With a new connection."""
-        return Channel(self.count + 1, (*self.links, Link(self.count + 1)))
+        return Channel(self.opened + 1, (*self.links, Link(self.opened + 1)))

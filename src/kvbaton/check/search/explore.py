@@ -36,6 +36,7 @@ class Result:
 
 
 _OPEN = -1
+CIRCLE = "the world was in this state before: it may go round for ever"
 
 
 def search(world: World, progress: Callable[[int, int], None] = lambda states, transitions: None) -> Result:
@@ -66,7 +67,7 @@ def search(world: World, progress: Callable[[int, int], None] = lambda states, t
                 if len(heights) % 10_000 == 0:
                     progress(len(heights), transitions)
             elif known == _OPEN:
-                trace = Trace((*_choices(stack), at - 1), "the world has been in this state before: it may go round for ever")
+                trace = Trace((*_choices(stack), at - 1), CIRCLE)
                 break
             elif known >= height:
                 height = known + 1

@@ -67,7 +67,7 @@ class _Fingerprint:
             immutable = value.__struct_config__.frozen
         else:
             names = vars(value) if hasattr(value, "__dict__") else value.__slots__
-            immutable = is_dataclass(value) and value.__dataclass_params__.frozen  # type: ignore[attr-defined]
+            immutable = is_dataclass(value) and getattr(value, "__dataclass_params__").frozen  # noqa: B009
         if not immutable:
             number = self._numbers.get(id(value))
             if number is not None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from kvbaton.check.search.bounds import Bounds
 from kvbaton.check.search.process import DEADLINES, NOW, PAST, Broken, Count, Event, Life, LinkKey, Process
 from kvbaton.layout import PAGED
 from kvbaton.protocol import (
@@ -157,8 +156,8 @@ class PrefillProcess(Process):
 
     def on_forget(self, what: str) -> list[Action]:
         """The time of the oldest thing that is remembered of a room is over."""
-        remembered = self.core._early._ended if what == "ended" else self.core._early._withdrawn
-        by_age = remembered._by_age  # type: ignore[attr-defined]
+        early: Any = self.core._early
+        by_age = (early._ended if what == "ended" else early._withdrawn)._by_age
         oldest = next(iter(by_age))
         by_age[oldest] = (by_age[oldest][0], PAST)
         return self.core.tick(NOW)

@@ -74,14 +74,16 @@ def trace_text(name: str, world: World, trace: Trace) -> str:
     lines = [f"{number:3}  {describe(step.label, world.bounds)}" for number, step in enumerate(steps, 1)]
     choices = ".".join(str(choice) for choice in trace.choices)
     broken = f"     BROKEN: {trace.problem}" if trace.problem else "     every promise was kept"
-    return "\n".join([
-        f"world {name}, {len(steps)} events:",
-        *lines,
-        broken,
-        "",
-        "go this way again:",
-        f"  kvbaton check search --world {name} --replay {choices}",
-    ])
+    return "\n".join(
+        [
+            f"world {name}, {len(steps)} events:",
+            *lines,
+            broken,
+            "",
+            "go this way again:",
+            f"  kvbaton check search --world {name} --replay {choices}",
+        ]
+    )
 
 
 def _bounds(name: str) -> Bounds:

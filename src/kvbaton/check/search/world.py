@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-from kvbaton.check.search.bounds import Bounds
+from kvbaton.check.search.bounds import MANY, Bounds
 from kvbaton.check.search.channel import DEAD, FENCED, JOINED, LOST, Channel, Link
 from kvbaton.check.search.decode_process import DecodeProcess
 from kvbaton.check.search.prefill_process import GONE, LIVE, REVOKED, PrefillProcess
@@ -110,7 +110,7 @@ class World:
         elif word == "abort":
             if budget // ABORT % 10 == 0:
                 return
-            cost = ABORT
+            cost = ABORT if self.bounds.aborts < MANY else 0
         elif word == "fail" and not self._fails_freely(state, event):
             if budget < FAULT or not self.bounds.write_errors:
                 return
@@ -145,12 +145,14 @@ class World:
         if over and len(self.decodes[decode].seen[state[self._decode_at(decode)]].begun) < len(self.lives):
             after = list(state)
             self._join(after, pair)
-            steps.append(Step(("join", LinkKey(prefill, decode, channel.count + 1)), tuple(after), ""))
+            steps.append(Step(("join", LinkKey(prefill, decode, channel.opened + 1)), tuple(after), ""))
 
     def _may_begin(self, state: State, life: int) -> bool:
         """Whether the room number of ``life`` is free: every rank has closed the life before."""
         before = self.bounds.before(life)
-        return before is None or all(before in table.seen[at].over for table, at in zip(self.tables, state, strict=False))
+        return before is None or all(
+            before in table.seen[at].over for table, at in zip(self.tables, state, strict=False)
+        )
 
     def _fails_freely(self, state: State, event: Event) -> bool:
         """Whether a write may fail without a fault of its own: its connection is gone."""
@@ -223,7 +225,7 @@ class World:
         channel = self.channels[after[at]].joined()
         after[at] = self._number(channel)
         prefill, decode = self.pairs[pair]
-        key = LinkKey(prefill, decode, channel.count)
+        key = LinkKey(prefill, decode, channel.opened)
         for index in (prefill, self._decode_at(decode)):
             problem = self._perform(after, index, ("joined", key))
             assert not problem, problem
