@@ -60,7 +60,7 @@ def test_a_search_is_the_same_every_time():
 
 
 def test_a_world_that_goes_round_is_told(monkeypatch):
-    """An Offer that is sent again and again keeps the world going for ever."""
+    """A sender that may abort again and again, to no effect, keeps the world going for ever."""
     real = PrefillCore.abort
 
     def abort(self, room, reason, now):

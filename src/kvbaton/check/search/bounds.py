@@ -28,6 +28,8 @@ class Bounds:
     """Writes of each part."""
     idle_part: bool = False
     """Whether the last part has nothing to send."""
+    digests: bool = False
+    """Whether the receiver checks what came by its digests; the check takes a while, and may find that it is wrong."""
     prompt: bool = False
     """Whether engines do at once what they can: submit what a room that they open needs, offer pages as soon as some
     are free, and close a room that has ended. Otherwise they do so at any moment."""
@@ -62,7 +64,9 @@ class Bounds:
     @property
     def can_fail(self) -> bool:
         """Whether anything can go wrong in it; else every room must succeed."""
-        return bool(self.aborts or self.faults or self.fences or self.cancels or self.deadlines != "never")
+        return bool(
+            self.aborts or self.faults or self.fences or self.cancels or self.digests or self.deadlines != "never"
+        )
 
     @property
     def tokens(self) -> int:
@@ -86,15 +90,20 @@ WORLDS: Mapping[str, Bounds] = MappingProxyType(
         "room": Bounds(),
         "ranks": Bounds(prefills=1, decodes=2),
         "death": Bounds(prompt=True, faults=1, cuts=False, write_errors=False),
-        "lives": Bounds(prefills=1, rooms=(7, 7), prompt=True, faults=1, fences=1),
+        "lives": Bounds(prefills=1, rooms=(7, 7), digests=True, prompt=True, faults=1, fences=1),
         "rooms": Bounds(
             rooms=(7, 8), prompt=True, aborts=0, deadlines="idle", faults=1, cuts=False, write_errors=False
         ),
         "room-faults": Bounds(faults=1),
         "room-frames": Bounds(prompt=True, chunks=2, repeats=1, fences=1, cancels=True),
+        "room-digests": Bounds(digests=True, prompt=True, faults=1, cuts=False, write_errors=False),
         "ranks-faults": Bounds(prefills=1, decodes=2, prompt=True, faults=1, cancels=True),
         "lives-faults": Bounds(prefills=1, rooms=(7, 7), chunks=2, cancels=True, faults=1, repeats=1, fences=1),
-        "rooms-abort": Bounds(
+        "lives-parts": Bounds(
+        rooms=(7, 7), prompt=True, aborts=1, deadlines="idle", faults=1, cuts=False, write_errors=False
+    ),
+    "rooms-pages": Bounds(prefills=1, rooms=(7, 8), pages=2, prompt=True, faults=1, fences=1),
+    "rooms-abort": Bounds(
             rooms=(7, 8), prompt=True, aborts=1, deadlines="idle", faults=1, cuts=False, write_errors=False
         ),
     }

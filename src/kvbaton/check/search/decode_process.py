@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvbaton.check.search.process import DEADLINES, NOW, Broken, Count, Event, Life, LinkKey, Process
+from kvbaton.errors import DigestMismatch
 from kvbaton.protocol import (
     Action,
+    CheckDigests,
     DecodeCore,
     Deliver,
     FencePeer,
@@ -17,6 +19,7 @@ from kvbaton.protocol import (
     Status,
     rows_to_bytes,
 )
+from kvbaton.protocol.failures import Failure
 
 
 @dataclass
@@ -27,6 +30,8 @@ class ReceiverLife(Life):
     landed: set[tuple[int, int, int]] = field(default_factory=set)
     """Part, token, and the sender's life that it came from."""
     delivered: set[int] = field(default_factory=set)
+    checks: dict[int, CheckDigests] = field(default_factory=dict)
+    """Checks of digests under way, by part."""
 
 
 class DecodeProcess(Process):
@@ -55,7 +60,10 @@ class DecodeProcess(Process):
         return events
 
     def _events_of(self, life: int) -> list[Event]:
-        state, events = self.lives[life], []
+        state = self.lives[life]
+        events: list[Event] = []
+        for part in sorted(state.checks):
+            events += [("checked", life, part, True), ("checked", life, part, False)]
         if state.status.terminal:
             if not state.closed:
                 events.append(("close", life))
@@ -90,7 +98,12 @@ class DecodeProcess(Process):
         """The engine offers pages."""
         self.lives[life].offered = True
         rows = {"kv": Rows(rows_to_bytes([life]))}
-        return self.core.offer(self.bounds.rooms[life], rows, self.bounds.tokens, NOW)
+        return self.core.offer(self.bounds.rooms[life], rows, self.bounds.tokens, NOW, digest=self.bounds.digests)
+
+    def on_checked(self, life: int, part: int, right: bool) -> list[Action]:
+        """The digests of a part were compared with what is in place."""
+        check = self.lives[life].checks.pop(part)
+        return self.core.checked(check, None if right else Failure(DigestMismatch, "another content"), NOW)
 
     def on_drain(self, life: int) -> list[Action]:
         """The time is over in which peers had to confirm that they write no more."""
@@ -120,6 +133,9 @@ class DecodeProcess(Process):
             self._send(action.peer, action.message)
         elif isinstance(action, FencePeer):
             self._outcome.cut += (LinkKey.parse(action.peer),)
+        elif isinstance(action, CheckDigests):
+            _, state = self._life(action.room)
+            state.checks[action.done.part] = action
         elif isinstance(action, Deliver):
             life, state = self._life(action.room)
             if state.status.terminal or action.part in state.delivered:
@@ -135,6 +151,8 @@ class DecodeProcess(Process):
         elif isinstance(action, RowsReleased):
             self._on_released(action)
             life, state = self._life(action.room)
+            if state.checks:
+                raise Broken(f"the rows of life {life} were given back while they are read to be checked")
             if state.offered:
                 self._outcome.released += (life,)
         else:

@@ -44,6 +44,9 @@ def _local(word: str, about: list[object], bounds: Bounds) -> str:
         return "the time of its oldest parked Offer is over"
     if word == "forget":
         return f"forgets the oldest room that it remembers as {about[0]}"
+    if word == "checked":
+        life, part, right = about
+        return f"the digests of part {part} of life {life} are {'right' if right else 'WRONG'}"
     (life,) = about
     assert isinstance(life, int)
     room = f"life {life} (room {bounds.rooms[life]})"
