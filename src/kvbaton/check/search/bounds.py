@@ -100,10 +100,10 @@ WORLDS: Mapping[str, Bounds] = MappingProxyType(
         "ranks-faults": Bounds(prefills=1, decodes=2, prompt=True, faults=1, cancels=True),
         "lives-faults": Bounds(prefills=1, rooms=(7, 7), chunks=2, cancels=True, faults=1, repeats=1, fences=1),
         "lives-parts": Bounds(
-        rooms=(7, 7), prompt=True, aborts=1, deadlines="idle", faults=1, cuts=False, write_errors=False
-    ),
-    "rooms-pages": Bounds(prefills=1, rooms=(7, 8), pages=2, prompt=True, faults=1, fences=1),
-    "rooms-abort": Bounds(
+            rooms=(7, 7), prompt=True, aborts=1, deadlines="idle", faults=1, cuts=False, write_errors=False
+        ),
+        "rooms-pages": Bounds(prefills=1, rooms=(7, 8), pages=2, prompt=True, faults=1, fences=1),
+        "rooms-abort": Bounds(
             rooms=(7, 8), prompt=True, aborts=1, deadlines="idle", faults=1, cuts=False, write_errors=False
         ),
     }
