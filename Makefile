@@ -53,6 +53,7 @@ test-mori:
 
 check: setup
 	@$(RUN) -m kvbaton check layouts --examples $(EXAMPLES) --processes 2 $(if $(SEED),--seed $(SEED)) --json build/check.json
+	@$(RUN) -m kvbaton check search --json build/search.json
 
 soak: setup
 	@$(RUN) -m kvbaton check soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) --json build/soak.json

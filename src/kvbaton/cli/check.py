@@ -137,6 +137,28 @@ def faults(
     raise typer.Exit(0 if passed else 1)
 
 
+@app.command()
+def search(
+    world: Annotated[str, typer.Option(help="Worlds to search, separated by commas; else those of seconds.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Search every world; some take minutes.")] = False,
+    replay: Annotated[str, typer.Option(help="Go only this way through the one world, as a failure printed it.")] = "",
+    json: Annotated[str, typer.Option(help="Where the figures are written as JSON; - is standard output.")] = "",
+) -> None:
+    """Check the protocol itself: every state that the real cores can reach together in small worlds.
+
+    The exit code is 1 if a promise is broken; the shortest way to it is printed with the command to go it again.
+    """
+    from kvbaton.check.search.bounds import SHORT, WORLDS
+    from kvbaton.check.search.report import check_search, show_replay
+
+    if replay:
+        kept = show_replay(world, replay)
+    else:
+        names = [name.strip() for name in world.split(",") if name.strip()]
+        kept = check_search(names or (tuple(WORLDS) if everything else SHORT), json)
+    raise typer.Exit(0 if kept else 1)
+
+
 def _options(given: list[str]) -> dict[str, str]:
     from kvbaton.errors import ConfigurationError
 
