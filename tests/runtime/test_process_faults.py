@@ -53,7 +53,7 @@ class TestPrefill:
     def test_it_is_killed(self, start, transport):
         """That is seen at once, and not by its silence; its successor writes into the same rows."""
         decode = start("decode", transport, LARGE, limits=PATIENT)
-        prefill, room = strike(start, transport, decode, signal.SIGKILL)
+        _prefill, room = strike(start, transport, decode, signal.SIGKILL)
         assert decode.ask("over", room).startswith(LOST)
         assert decode.ask("released", room) == "released"
         decode.ask("wipe")
