@@ -94,6 +94,10 @@ class ManagedProcess:
         """Return its exit code (negative for a signal), or None while it runs."""
         return self._process.poll()
 
+    def wait(self) -> int:
+        """Wait until it has ended; its exit code."""
+        return self._process.wait()
+
     def tail(self) -> str:
         """Return the end of its log."""
         try:
@@ -250,8 +254,9 @@ class PDCluster:
         return next(each for each in self.processes if each.name == name)
 
     def start_again(self, name: str) -> None:
-        """Start a new process in place of one that has ended, at the same ports; it gets ready some time later."""
+        """Start a new process in place of one that ends, at the same ports; it gets ready some time later."""
         old = self.process(name)
+        old.wait()
         new = ManagedProcess(name, old.command, old.log, self._environment)
         self.processes[self.processes.index(old)] = new
 
