@@ -11,7 +11,6 @@ from kvbaton.protocol.decode_core import DecodeCore
 from kvbaton.protocol.decode_room import DecodeRoom
 from kvbaton.protocol.parking import Parking
 from kvbaton.protocol.prefill_core import PrefillCore
-from kvbaton.protocol.prefill_peer import PrefillPeer
 from kvbaton.runtime.announcer import Announcer
 from kvbaton.runtime.decode import DecodeSide
 from kvbaton.runtime.destinations import Destinations
@@ -117,14 +116,6 @@ def the_fence_is_dropped(original):
     return staticmethod(lambda lost: True)
 
 
-@mutation(LostPeers, "forgive")
-def a_lost_peer_that_returns_is_forgiven_with_its_writes(original):
-    def forgive(self, instance, may_write):
-        return original(self, instance, lambda peer: False)
-
-    return forgive
-
-
 @mutation(Sources, "_retire")
 def the_source_of_a_replaced_instance_is_used_again(original):
     return lambda self, source: None
@@ -182,11 +173,6 @@ def done_is_sent_before_the_writes_end(original):
             destination.outstanding = before
 
     return advance
-
-
-@mutation(PrefillPeer, "was_aborted_early")
-def a_late_offer_of_an_aborted_room_starts_writes(original):
-    return lambda self, epoch: False
 
 
 @mutation(Parking, "expired")

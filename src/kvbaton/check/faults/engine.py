@@ -126,6 +126,8 @@ class Job(abc.ABC):
         if self.status is Status.FAILED and not room.reason:
             self._violate("failed without a reason")
         self.world.ended(self)
+        if self.lease is not None:
+            self.lease.failed = self.status is Status.FAILED
         if self.status is Status.SUCCESS:
             self._succeeded()
             if self.world.slip("abort_after_success", self.request.index):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,22 +27,37 @@ class Lease:
     """Bytes that the request's data belong into ..."""
     content: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
     """... and what they are."""
+    tokens: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """What `Memory.expect` was told."""
+    failed: bool = False
+    """Whether its room has failed: nobody will read what comes."""
 
 
 class Memory:
-    """``array`` is what is registered. ``violate`` is told what is wrong with it.
+    """``array`` is what is registered.
+
+    ``violate`` is told what is wrong with it; ``later(request)`` are the requests
+    that use its room number after it.
 
     ``shadow`` is what it held when it was last looked at, ``expected`` what each byte may become: the content of the
     request that has its row, or the canary.
     """
 
-    def __init__(self, layout: RankLayout, violate: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        layout: RankLayout,
+        violate: Callable[[str], None],
+        later: Callable[[int], Sequence[int]] = lambda request: (),
+    ) -> None:
         nbytes = nbytes_of(layout)
         self.array: Bytes = np.full(nbytes, CANARY, np.uint8)
         self.region = Region.of(self.array)
         self.leases: dict[int, Lease] = {}
         self._layout = layout
         self._violate = violate
+        self._later = later
+        self.mixed_up = 0
+        """Times that a late Offer of a room that failed brought data of the next room of its number."""
         self._places = places_of(layout)
         self._shadow = self.array.copy()
         self._expected = self.array.copy()
@@ -77,14 +92,9 @@ class Memory:
 
         What has no tokens is named with any numbers.
         """
-        needed, content = [], []
-        for name, (first, last, start) in tokens.items():
-            where, what = self._of(lease, name, first, last, start)
-            needed.append(where.reshape(-1))
-            content.append(what.reshape(-1))
-        if needed:
-            lease.needed, lease.content = np.concatenate(needed), np.concatenate(content)
-            self._expected[lease.needed] = lease.content
+        lease.tokens = tokens
+        lease.needed, lease.content = self._all_of(lease, lease.request)
+        self._expected[lease.needed] = lease.content
 
     def fill(self, lease: Lease, name: str, first: int, last: int, start: int) -> None:
         """The engine computes the content of some tokens (or of a state)."""
@@ -93,14 +103,23 @@ class Memory:
         self._shadow[where] = what
         self._expected[where] = what
 
-    def _of(self, lease: Lease, name: str, first: int, last: int, start: int) -> tuple[Int64s, Bytes]:
+    def _all_of(self, lease: Lease, request: int) -> tuple[Int64s, Bytes]:
+        found = [self._of(lease, name, *where, request) for name, where in lease.tokens.items()]
+        if not found:
+            return np.empty(0, np.int64), np.empty(0, np.uint8)
+        return tuple(np.concatenate([part[side].reshape(-1) for part in found]) for side in (0, 1))  # type: ignore[return-value]
+
+    def _of(
+        self, lease: Lease, name: str, first: int, last: int, start: int, request: int | None = None
+    ) -> tuple[Int64s, Bytes]:
+        request = lease.request if request is None else request
         places, rows = self._places[name], np.array(lease.rows[name], np.int64)
         if places.component.kind.has_tokens:
             positions = np.arange(first, last, dtype=np.int64)
             at, inside = np.divmod(positions - start, places.component.page_size)
-            return places.addresses(rows[at], inside), places.content(lease.request, positions)
+            return places.addresses(rows[at], inside), places.content(request, positions)
         zeros = np.zeros(len(rows), np.int64)
-        return places.addresses(rows, zeros), places.content(lease.request, zeros)
+        return places.addresses(rows, zeros), places.content(request, zeros)
 
     def take_back(self, lease: Lease, *, poison: bool = False) -> None:
         """The rows are free again."""
@@ -117,9 +136,26 @@ class Memory:
             return
         changed = np.flatnonzero(self.array != self._shadow)
         wrong = changed[self.array[changed] != self._expected[changed]]
-        if len(wrong):
+        if len(wrong) and not self._is_mixed_up(wrong):
             self._violate(f"{when}: {self._describe(wrong)}")
         self._shadow[changed] = self.array[changed]
+
+    def _is_mixed_up(self, wrong: Int64s) -> bool:
+        """Whether all of it is data of a later room of the same number, in rows of one that failed and still has them.
+
+        Its number was used again while its Offer was on its way: that is what may come of it, and nothing worse.
+        """
+        owners = [self.leases.get(number) for number in np.unique(self._owner[wrong]).tolist()]
+        if len(owners) != 1 or owners[0] is None or not owners[0].failed:
+            return False
+        for request in self._later(owners[0].request):
+            where, what = self._all_of(owners[0], request)
+            allowed = self._expected.copy()
+            allowed[where] = what
+            if np.array_equal(self.array[wrong], allowed[wrong]):
+                self.mixed_up += 1
+                return True
+        return False
 
     def check_complete(self, lease: Lease) -> None:
         """Every byte of the request must be there, and nothing else in its rows."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kvbaton.check.faults.engine import Job
     from kvbaton.check.faults.world import World
 
+TOLD_SECONDS = 0.6
+"""After a heartbeat: within these the registry has heard of all rooms."""
 HEAD = slice(4, 6)
 """Where a frame says which version it is of."""
 OTHER_VERSION = PROTOCOL_VERSION + 41
@@ -64,7 +66,7 @@ class Process:
         self.jobs: dict[int, Job] = {}
         """What its engine works on, by the index of the request."""
         self.chance = world.scenario.stream("process", self.instance)
-        self.memory = Memory(place.layout, partial(world.violate, self.instance))
+        self.memory = Memory(place.layout, partial(world.violate, self.instance), world.later_of_number)
         self.watch = Watch(partial(world.violate, self.instance))
         self.standing = 0.0
         """Seconds that it has stood still."""
@@ -246,8 +248,21 @@ class Process:
         def beat() -> None:
             membership.beat()
             self._beat_later(membership)
+            if self.announcer is not None:
+                restarts = self.world.registry.restarts
+                self.after(TOLD_SECONDS, lambda: self._check_announced(restarts))
 
         self.after(self.world.settings.registry_heartbeat_seconds * self.chance.uniform(0.9, 1.1), beat)
+
+    def _check_announced(self, restarts: int) -> None:
+        """A registry that a heartbeat has reached since it restarted knows every open room."""
+        registry, announcer = self.world.registry, self.announcer
+        if registry.down or registry.restarts != restarts or announcer is None or not registry.knows(self.instance):
+            return
+        told = [room for room in announcer._open if room not in announcer._news]
+        missing = set(told) - registry.reach().find_rooms("default", told, self.now).rooms.keys()
+        if missing:
+            self.world.violate(self.instance, f"the registry does not know of its open rooms {sorted(missing)}")
 
     def _announce_in(self, seconds: float) -> None:
         if self._announcing or self.announcer is None:

@@ -20,15 +20,15 @@ class SimulatedRegistry:
         self.timeline = timeline
         self.down = 0
         """How many faults keep it down now."""
-        self._generation = 0
+        self.restarts = 0
         self._waiting: dict[str, LongCall] = {}
         """Requests that wait for a room, by asker."""
         self._table = RegistryTable()
 
     def restart(self) -> None:
         """Lose everything."""
-        self._generation += 1000
-        self._table = RegistryTable(generation=self._generation)
+        self.restarts += 1
+        self._table = RegistryTable(generation=1000 * self.restarts)
         self.look_again(end=True)
 
     def reach(self) -> RegistryTable:
@@ -36,6 +36,10 @@ class SimulatedRegistry:
         if self.down:
             raise RegistryError("the registry cannot be reached: connection refused")
         return self._table
+
+    def knows(self, instance: str) -> bool:
+        """Whether a rank is registered."""
+        return instance in self._table._instances
 
     def wait(self, asker: str, call: LongCall, seconds: float) -> None:
         """A request waits until a room is announced, or for so long; an earlier one of the same asker ends."""

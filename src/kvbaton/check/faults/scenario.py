@@ -129,11 +129,18 @@ def draw(seed: int, size: int = 1) -> Scenario:
         # Rows for everybody: ranks that wait for each other's rows would be a reason to fail.
         shape = msgspec.structs.replace(shape, pool_tokens=12 * MOST_TOKENS, slots=12)
     requests = tuple(_request(chance, shape, index, size) for index in range(chance.randint(4, 9) * size))
+    # A look-up while the registry has not heard from all ranks again fails; but no room that is open may be lost.
+    restarts = 0.1 <= mood < 0.3 and chance.random() < 0.4
+    if restarts:
+        shape = msgspec.structs.replace(shape, replicas=2)
+        requests = tuple(_request(chance, shape, index, size) for index in range(len(requests)))
     if mood < 0.1:
         faults: tuple[Fault, ...] = ()
     else:
         harmless = mood < 0.3
         known = HARMLESS if harmless else KINDS
+        if restarts:
+            known = ("registry_restart", "slow_background", "double_open")
         # A few kinds at a time: what they do to each other is seen more often than among all.
         kinds = chance.sample(known, min(len(known), chance.randint(1, 6)))
         count = chance.randint(1, 8) * size
@@ -146,7 +153,7 @@ def draw(seed: int, size: int = 1) -> Scenario:
         chance.random() < 0.7,
         chance.random() < 0.25,
         chance.choice((0.05, 0.3, 1.5)),
-        mood < 0.3,
+        mood < 0.3 and not restarts,
         requests,
         tuple(sorted(faults, key=lambda fault: fault.at)),
     )

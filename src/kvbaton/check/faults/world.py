@@ -87,6 +87,8 @@ class World:
         """Requests by room number: each begins when the one before it is over."""
         self._running: dict[int, list[Job]] = {}
         """The jobs of the request that has a room number."""
+        self._begun: list[tuple[int, int]] = []
+        """Room number and index of each request, in the order in which they began."""
         self._rests_until: dict[int, float] = {}
         self._jobs: dict[int, list[Job]] = {}
         """Those of each request."""
@@ -179,6 +181,7 @@ class World:
             if process.place.replica == mine:
                 jobs.append(engine.start(process, request))
         self._note("request", f"{request.index} room {room}")
+        self._begun.append((room, request.index))
         self._running[room] = self._jobs[request.index] = jobs
         self._look_at_queues()
 
@@ -200,6 +203,12 @@ class World:
         """Something happened that must never happen."""
         self._note("violation", what)
         self.result.violations.append(Violation(self.timeline.now, where, what))
+
+    def later_of_number(self, request: int) -> list[int]:
+        """The requests that began after this one with the same room number."""
+        room = next((each.room for each in self.scenario.requests if each.index == request), None)
+        begun = [index for number, index in self._begun if number == room]
+        return begun[begun.index(request) + 1 :] if request in begun else []
 
     def count(self, what: str) -> None:
         """Something happened by itself."""
@@ -319,6 +328,7 @@ class World:
             process.wake()
         self._until(lambda: False, self.timeline.now + 0.1)
         for process in self.living():
+            self.result.seen["late_offer"] += process.memory.mixed_up
             left = kept(process)
             if left:
                 listed = ", ".join(f"{name} {count}" for name, count in left.items())
