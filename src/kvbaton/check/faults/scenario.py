@@ -138,7 +138,7 @@ def draw(seed: int, size: int = 1) -> Scenario:
         faults: tuple[Fault, ...] = ()
     else:
         harmless = mood < 0.3
-        known = HARMLESS if harmless else KINDS
+        known: tuple[str, ...] = HARMLESS if harmless else KINDS
         if restarts:
             known = ("registry_restart", "slow_background", "double_open")
         # A few kinds at a time: what they do to each other is seen more often than among all.
