@@ -60,7 +60,7 @@ _CAUSES = {
     "engine: not all was sent": frozenset({"lost_chunk", "wrong_tokens"}),
     "refused: rows": frozenset({"hostile_rows"}),
     "refused: version": frozenset({"version_skew", "corrupt"}),
-    "refused: transport": MESSAGES | {"admit_refused"},
+    "refused: transport": _LOSES | {"admit_refused"},
     "malformed frame": frozenset({"corrupt"}),
     "other": frozenset(),
     "registry": MESSAGES | _REGISTRY,
