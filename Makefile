@@ -3,24 +3,26 @@ SHELL := /bin/bash
 PYTHON ?=
 VENV := .venv
 EXAMPLES ?= 100000
+SEEDS ?= 5000
 SECONDS ?= 3600
 RDMA_VM ?= ../shared/tools/rdma-vm
 RUN := $(VENV)/bin/python
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup setup-fabrics demo test test-all test-rdma test-mori check soak lint format typecheck bench golden clean
+.PHONY: help setup setup-fabrics demo test test-all test-rdma test-mori check check-faults soak lint format typecheck bench golden clean
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
 	@echo "               (ALL=1 every architecture; TRANSPORT=tcp, nixl or mooncake another transport, auto the best)"
 	@echo "make test      the tests that CI runs"
-	@echo "make test-all  all tests, the long ones too, and make check"
+	@echo "make test-all  all tests, the long ones too, make check and make check-faults"
 	@echo "make test-mori the mori fabric against MORI-IO itself, on AMD hardware (PYTHON=one that has amd-mori)"
 	@echo "               or in a bed without it (MORI_BED=folder)"
 	@echo "make check     100,000 random pairs of layouts against the oracle (EXAMPLES=n, SEED=s; a fresh seed by default)"
 	@echo "make soak      ranks, then servers, as processes at full load with a random fault each second, for an hour each"
 	@echo "               (SECONDS=n, SEED=s)"
+	@echo "make check-faults   5,000 simulated worlds with seeded faults, and 200 larger ones (SEEDS=n, FIRST=s)"
 	@echo "make test-rdma the tests of RDMA, in a virtual machine with soft-RoCE (RDMA_VM=folder of the tool that makes it)"
 	@echo "make lint      ruff (lint, format) and mypy strict"
 	@echo "make bench     benchmarks beside NIXL and Mooncake; figures in build/bench/*.json"
@@ -44,6 +46,7 @@ test: setup
 test-all: setup
 	@$(RUN) -m pytest -q
 	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory check-faults
 
 test-rdma: setup-fabrics
 	@RDMA_VM="$(RDMA_VM)" VENV="$(VENV)" bash scripts/test-rdma.sh
@@ -54,6 +57,10 @@ test-mori:
 check: setup
 	@$(RUN) -m kvbaton check layouts --examples $(EXAMPLES) --processes 2 $(if $(SEED),--seed $(SEED)) --json build/check.json
 	@$(RUN) -m kvbaton check search --json build/search.json
+
+check-faults: setup
+	@$(RUN) -m kvbaton check faults --seeds $(SEEDS) --processes 2 $(if $(FIRST),--first $(FIRST)) --json build/faults.json
+	@$(RUN) -m kvbaton check faults --seeds 200 --size 5 --processes 2 $(if $(FIRST),--first $(FIRST)) --json build/faults-large.json
 
 soak: setup
 	@$(RUN) -m kvbaton check soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) --json build/soak.json

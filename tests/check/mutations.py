@@ -202,14 +202,14 @@ def another_version_is_not_answered(original):
 
 @mutation(Writes, "start")
 def a_write_misses_its_last_unit(original):
-    def start(self, action, destination, chunk, offer, aux):
+    def start(self, action, destination, *others):
         def cut(each):
             return [Transfer(one.boxes, one.source_units[:-1], one.destination_units[:-1]) for one in each]
 
         plan = destination.plan
         bind = plan.bind
         with mock.patch.object(plan, "bind", lambda *given: cut(bind(*given))):
-            return original(self, action, destination, chunk, offer, aux)
+            return original(self, action, destination, *others)
 
     return start
 

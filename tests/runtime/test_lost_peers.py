@@ -4,7 +4,7 @@ import dataclasses
 import uuid
 
 import pytest
-from rank_world import FAST, World, wait, wait_released
+from rank_world import FAST, World, succeeded, wait, wait_released
 from room_pairs import KV, Gate, SlowRegistry, failed, hand_over, pair, start
 
 import kvbaton as kb
@@ -60,6 +60,31 @@ class TestConnections:
             destination.check_rest()
         finally:
             world.close()
+
+    def test_a_newer_connection_of_an_instance_that_was_fenced_is_not_used_any_more(self, world):
+        """The fence of the older one holds for both: the next room must not find that out by its first write."""
+        source, destination = pair(world)
+        hand_over(source, destination)
+        rooms = start(source, destination, 1)
+        wait(lambda: rooms[1].poll() is kb.Status.TRANSFERRING)
+        sources, control = destination.manager.side._sources, destination.manager._control
+        (older,) = sources._source_of_peer
+        control.post(lambda: sources._retire(sources._source_of_peer[older]))
+        receiver, sender = destination.manager.receiver(2), source.manager.sender(2)
+        receiver.offer({"kv": [6, 7]}, 8)
+        sender.finish({"kv": [0, 1]}, (0, 8))
+        succeeded(sender, receiver)
+        destination.check("kv", [6, 7], (0, 8))
+        assert len(sources._source_of_peer) == 2
+        control.post(lambda: sources.cut_off(older, "it does not confirm"))
+        for room in rooms:
+            failed(room)
+        wait_released(*rooms)
+        for room in (*rooms, sender, receiver):
+            room.close()
+        hand_over(source, destination, 3)
+        world.assert_empty()
+        destination.check_rest()
 
 
 class TestDeadlines:

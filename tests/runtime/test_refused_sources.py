@@ -116,6 +116,16 @@ class TestRefusals:
         (destination,) = world.decode(KV.layout())
         failed(destination.manager.receiver(0), "127.0.0.1:9", error=errors.PeerLost)
 
+    def test_every_room_that_waits_is_told_where_one_rank_of_the_source_is_gone(self, world):
+        """Also by those ranks that had joined: each room that waits there hears of it, not the first alone."""
+        (source,) = world.prefill(KV.layout(0, 2))
+        world.registry.register(Registration("gone", "tcp://127.0.0.1:9", KV.layout(1, 2), ""))
+        (destination,) = world.decode(KV.layout())
+        senders = [source.manager.sender(room) for room in range(4)]
+        receivers = [destination.manager.receiver(room) for room in range(4)]
+        for room in (*receivers, *senders):
+            failed(room, "127.0.0.1:9", error=errors.PeerLost)
+
     def test_an_instance_that_was_replaced(self, world):
         """D15: the registry still names the old instance at an address where a new one answers."""
         (source,) = world.prefill(KV.layout())

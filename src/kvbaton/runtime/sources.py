@@ -328,9 +328,11 @@ class Sources:
         """Tell its ranks of the rooms that will never be offered: they would wait for them."""
         reason, kind = source.words()
         withdrawn = [(each.room, Failure(TransferAborted, each.reason)) for each in source.withdrawn]
-        for number, failure in [*((number, Failure(kind, reason)) for number in source.rooms), *withdrawn]:
+        rooms = [*((number, Failure(kind, reason)) for number in source.rooms), *withdrawn]
+        # No room has used these connections, so all epochs are free; a rank that has joined counts each once.
+        for epoch, (number, failure) in enumerate(rooms, start=1):
             for peer in source.links:
-                self._context.send(peer, failure.message(number, epoch=1))
+                self._context.send(peer, failure.message(number, epoch))
         source.withdrawn.clear()
 
     def _retire(self, source: Source) -> None:

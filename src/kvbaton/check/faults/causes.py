@@ -57,10 +57,11 @@ _CAUSES = {
     "deadline: handshake": MESSAGES - {"version_skew", "control_closed"} | {"registry_down"},
     # Also where the room failed, and was closed at its replica, before a decode rank looked for it.
     "deadline: no replica opened it": frozenset(KINDS) - frozenset(HARMLESS) - {"registry_restart"} | {"stop"},
-    "engine: not all was sent": frozenset({"lost_chunk", "wrong_tokens"}),
+    # Also where a late Offer of a room that had failed joined the next one of its number.
+    "engine: not all was sent": MESSAGES | {"lost_chunk", "wrong_tokens"},
     "refused: rows": frozenset({"hostile_rows"}),
     "refused: version": frozenset({"version_skew", "corrupt"}),
-    "refused: transport": MESSAGES | {"admit_refused"},
+    "refused: transport": _LOSES | {"admit_refused"},
     "malformed frame": frozenset({"corrupt"}),
     "other": frozenset(),
     "registry": MESSAGES | _REGISTRY,

@@ -115,7 +115,8 @@ class World:
             self.timeline.at(request.at, partial(self._arrive, request))
         self.strikes.plan()
         self.timeline.at(CALM, self.strikes.mend)
-        for _ in range(3):
+        # Engines that wait for each other's rows get on at the pace of deadlines.
+        for _ in range(3 + len(self.scenario.requests) // 8):
             self._until(lambda: self._is_over() and self.timeline.now > CALM, max(CALM, self.timeline.now) + PATIENCE)
             self._end_quarantines()
         self._check_ends()
@@ -226,20 +227,21 @@ class World:
         elif not is_explained(job.reason, self._kinds, waited=self._anybody_waited):
             self.violate(job.process.instance, f"{job} failed for no fault of this world: {job.reason}")
         if self.prompt:
-            self.timeline.after(PROMPT_SECONDS, partial(self._must_have_heard, job, self.timeline.now))
+            self.timeline.after(PROMPT_SECONDS, partial(self._must_have_heard, job))
 
     @property
     def _anybody_waited(self) -> bool:
         return bool(self.result.seen["pool_full"] or self.result.seen["number_in_use"])
 
-    def _must_have_heard(self, failed: Job, at: float) -> None:
+    def _must_have_heard(self, failed: Job) -> None:
         """Every rank of a request hears of its failure at once, where nothing hinders messages."""
         jobs = self._jobs.get(failed.request.index, [])
-        if any(job.opened_at is None or job.opened_at > at for job in jobs if job.process.place.side == "decode"):
-            # News of one prefill rank come to the others by way of the decode ranks, once these have offered.
+        first = min(job.ended for job in jobs if job.ended is not None)
+        if any(job.opened_at is None or job.opened_at > first for job in jobs):
+            # News of one rank come to the others of its side by way of the other side, once these have begun.
             return
         for job in jobs:
-            if job.opened_at is not None and job.opened_at < at and not job.status.terminal and not job.over:
+            if not job.status.terminal and not job.over:
                 self.violate(job.process.instance, f"{job} has not heard that {failed} failed: {failed.reason}")
 
     def job_closed(self) -> None:
@@ -270,7 +272,9 @@ class World:
 
     def _end_quarantines(self) -> None:
         """Rows that a live peer could still write come back when it is gone, and only then."""
-        if self.result.violations or self._is_over() or "mapped" not in self.scenario.transports:
+        jobs = [job for process in self.living() for job in process.jobs.values()]
+        waiting = any(job.status.terminal and job.lease is not None for job in jobs)
+        if self.result.violations or not waiting or "mapped" not in self.scenario.transports:
             return
         self.count("quarantine")
         for place in self.places:
