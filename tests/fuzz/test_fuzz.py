@@ -88,7 +88,13 @@ def test_a_value_that_is_believed_is_found() -> None:
 def test_what_takes_long_and_what_takes_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = []
     monkeypatch.setattr("kvbaton.check.fuzz.run.GROWTH_BYTES", 1 << 20)
-    hoard = Decoder("hoard", pure(lambda data: kept.append(b"x" * (1 << 16))), (b"a",), ())
+
+    def hoards(data: bytes) -> None:
+        # Mapped anew: a process that ran other tests before may have freed memory at hand.
+        kept.append(mmap.mmap(-1, 1 << 18))
+        kept[-1].write(b"x" * (1 << 18))
+
+    hoard = Decoder("hoard", pure(hoards), (b"a",), ())
     assert "more memory" in fuzz(hoard, 200, "1").findings[-1].error
     slow = Decoder("slow", pure(lambda data: sum(range(200_000))), (b"a",), (), patience=1e-4)
     assert "it took" in fuzz(slow, 3, "1").findings[0].error
