@@ -1,6 +1,7 @@
 """The fuzzers: they find what is wrong when something is, and find nothing in what there is."""
 
 import json
+import mmap
 import struct
 import sys
 
