@@ -15,10 +15,10 @@ from kvbaton.transport.wire import Dialect, Full, greet
 CONNECT_SECONDS = 5.0
 """How long it may take to connect to a peer, its greeting and the rest of a handshake included."""
 ANSWER_SECONDS = 2.0
-"""How long of that a peer may take to answer, all tries together. Peers name addresses, and those may be dead."""
+"""How long of that its host may take to accept a connection. Peers name addresses, and those may be dead."""
 CROWD = 16
-CROWDED_SECONDS = 0.5
-"""The same, while more than `CROWD` of them are waited for: those that live answer sooner."""
+CROWDED_SECONDS = 1.2
+"""The same, while more than `CROWD` of them are waited for. The operating system asks again after a second."""
 PAUSES = (0.05, 0.1, 0.2, 0.4)
 """Seconds before each new try with a receiver that has no room, or hung up before it answered."""
 
@@ -91,12 +91,11 @@ def reach(
 ) -> socket.socket:
     """A tuned connection to ``peer``, greeted as ``writer``, within ``seconds``. Raises `TransportUnavailable`."""
     with _waiting:
-        end = time.monotonic() + min(seconds, _waiting.patience)
-        return _reach(dialect, host, port, token, writer, peer, end)
+        return _reach(dialect, host, port, token, writer, peer, time.monotonic() + seconds)
 
 
 class _Waiting:
-    """How many threads wait for peers to answer."""
+    """How many threads wait for peers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -104,7 +103,7 @@ class _Waiting:
 
     @property
     def patience(self) -> float:
-        """Seconds that a peer may take to answer."""
+        """Seconds that a host may take to accept a connection."""
         return CROWDED_SECONDS if self._count > CROWD else ANSWER_SECONDS
 
     def __enter__(self) -> None:
@@ -126,7 +125,8 @@ def _reach(dialect: Dialect, host: str, port: int, token: bytes, writer: str, pe
     for pause in (*PAUSES, None):
         sock = None
         try:
-            sock = socket.create_connection((host, port), timeout=max(0.1, end - time.monotonic()))
+            patience = min(_waiting.patience, end - time.monotonic())
+            sock = socket.create_connection((host, port), timeout=max(0.1, patience))
             sock.settimeout(None)
             with cut_off_after(sock, max(0.1, end - time.monotonic())):
                 greet(sock, dialect, writer, token, peer)
