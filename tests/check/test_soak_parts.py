@@ -84,7 +84,6 @@ class TestProxy:
     def test_what_is_held_comes_later(self, proxy, inwards, outwards):
         with dial(proxy) as connection:
             proxy.hold(inwards=inwards, outwards=outwards)
-            # The proxy has taken that in once a new connection is held up too.
             connection.sendall(b"world")
             connection.settimeout(0.3)
             with pytest.raises(TimeoutError):

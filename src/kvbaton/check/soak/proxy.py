@@ -40,7 +40,9 @@ class Proxy:
         self._listener = socket.create_server((host, 0))
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        """Guards what follows; notified when the thread has taken it in."""
+        self._asked = self._taken_in = 0
         self._held: frozenset[bool] = frozenset()
         self._resetting = False
         self._closing = False
@@ -50,7 +52,7 @@ class Proxy:
         self._thread.start()
 
     def hold(self, *, inwards: bool = True, outwards: bool = True) -> None:
-        """Let nothing pass in these directions (and everything in the others)."""
+        """Let nothing pass in these directions (and everything in the others), from when this returns."""
         self._change(held=frozenset({True} if inwards else ()) | frozenset({False} if outwards else ()))
 
     def heal(self) -> None:
@@ -67,20 +69,25 @@ class Proxy:
         self._thread.join()
 
     def _change(self, held: frozenset[bool] | None = None, resetting: bool = False, closing: bool = False) -> None:
-        with self._lock:
+        with self._changed:
             if held is not None:
                 self._held = held
             self._resetting |= resetting
             self._closing |= closing
-        os.eventfd_write(self._wake, 1)
+            self._asked += 1
+            asked = self._asked
+            os.eventfd_write(self._wake, 1)
+            self._changed.wait_for(lambda: self._taken_in >= asked, timeout=10.0)
 
     # Below: on the proxy's own thread.
 
     def _run(self) -> None:
         while True:
-            with self._lock:
+            with self._changed:
                 held, resetting, closing = self._held, self._resetting, self._closing
                 self._resetting = False
+                self._taken_in = self._asked
+                self._changed.notify_all()
             if resetting or closing:
                 for flow in self._flows:
                     _reset(flow.source)
