@@ -5,6 +5,7 @@ The process that is struck is caught while it writes: its peer sends the signal 
 
 import queue
 import signal
+import time
 
 import pytest
 from driven_ranks import LARGE, hand_over
@@ -177,6 +178,16 @@ class TestAbort:
             hand_over(prefill, decode, 100 + room, PAGES)
 
 
+def kept_by(rank, before):
+    """What ``rank`` keeps when nothing is under way: no heartbeat, and no peer that is being let go of."""
+    limit = time.monotonic() + 10
+    looks = [rank.ask("kept")]
+    while len(looks) < 5 or (len(before) > 1 and min(looks) > before[1] and time.monotonic() < limit):
+        time.sleep(0.05)
+        looks.append(rank.ask("kept"))
+    return min(looks)
+
+
 class TestReplaced:
     """D15: whoever replaces a rank is known by its instance id, and nothing is kept for the one before."""
 
@@ -187,7 +198,7 @@ class TestReplaced:
             prefill = start("prefill", transport)
             hand_over(prefill, decode, life)
             decode.ask("close", life)
-            kept.append(decode.ask("kept"))
+            kept.append(kept_by(decode, kept))
             prefill.kill()
             assert decode.ask("fenced") == "fenced"
         assert kept[1:] == [kept[1]] * 9
@@ -199,7 +210,7 @@ class TestReplaced:
             decode = start("decode", transport)
             hand_over(prefill, decode, life)
             prefill.ask("close", life)
-            kept.append(prefill.ask("kept"))
+            kept.append(kept_by(prefill, kept if transport != "mooncake" else ()))
             decode.kill()
             assert prefill.ask("alone") == "alone"
         if transport == "mooncake":
