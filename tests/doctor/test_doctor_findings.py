@@ -104,6 +104,17 @@ def test_advice_is_one_line_each(changes, advice):
     assert "\n" not in line
 
 
+def test_what_fails_for_one_reason_is_one_line():
+    failed = [
+        Attempt(name, "fails", reason)
+        for name, reason in (("nixl", "no mlx5_9"), ("mori", "no mlx5_9"), ("tcp", "full"))
+    ]
+    assert advise(report(transports=(SHM, *failed))) == (
+        "not usable here: nixl, mori: no mlx5_9",
+        "not usable here: tcp: full",
+    )
+
+
 def test_advice_about_network_cards(machine):
     machine.netdev("eth2", mtu=1500)
     machine.nic("mlx5_0", link_layer="Ethernet", netdev="eth2", gids=(("::ffff:10.0.0.1", "RoCE v2"),))

@@ -26,6 +26,10 @@ def _software(report: Report) -> Iterator[str]:
             "the native copy kernel is missing, and copies are slow: install a C compiler and Python's headers, then "
             "kvbaton again"
         )
+    failed = [each for each in report.transports if each.state == "fails"]
+    for reason in dict.fromkeys(each.reason for each in failed):
+        names = ", ".join(each.name for each in failed if each.reason == reason)
+        yield f"not usable here: {names}: {reason}"
     if not report.limits.anonymous_files:
         yield "this system has no memfd_create, so no shared memory between processes: use Linux, or tcp"
 
