@@ -6,6 +6,7 @@ from process_transports import LIBRARIES
 from rank_world import World
 
 from kvbaton.registry.server import RegistryServer
+from kvbaton.runtime.decode import DecodeSide
 
 MORE = os.environ.get("KVBATON_TEST_TRANSPORTS", "").split()
 """Transports that are tested only where their library is: see scripts/test-mori.sh."""
@@ -37,3 +38,17 @@ def start():
         yield make
         for process in processes:
             process.close()
+
+
+@pytest.fixture
+def dones(monkeypatch):
+    """Every Done that the decode side looks at."""
+    seen = []
+    inspect = DecodeSide._inspect
+
+    def spy(self, number, done):
+        seen.append(done)
+        return inspect(self, number, done)
+
+    monkeypatch.setattr(DecodeSide, "_inspect", spy)
+    return seen

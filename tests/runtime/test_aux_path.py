@@ -10,26 +10,11 @@ from room_pairs import failed
 import kvbaton as kb
 from kvbaton.errors import ConfigurationError
 from kvbaton.protocol import Done
-from kvbaton.runtime.decode import DecodeSide
 
 FABRIC = kb.Settings(
     heartbeat_seconds=0.2, peer_timeout_seconds=1.0, connect_seconds=0.5, handshake_seconds=5.0, aux="fabric"
 )
 FULL = Model(("kv", "conv", "aux"))
-
-
-@pytest.fixture
-def dones(monkeypatch):
-    """Every Done that the decode side looks at."""
-    seen = []
-    inspect = DecodeSide._inspect
-
-    def spy(self, number, done):
-        seen.append(done)
-        return inspect(self, number, done)
-
-    monkeypatch.setattr(DecodeSide, "_inspect", spy)
-    return seen
 
 
 def ranks(world, model=FULL, sources=1, destinations=1, **options):

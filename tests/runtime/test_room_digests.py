@@ -15,7 +15,6 @@ from room_pairs import KV, failed
 import kvbaton as kb
 from kvbaton.errors import ConfigurationError, DigestMismatch, PeerLost, TransferAborted
 from kvbaton.runtime import digest_jobs, prefill
-from kvbaton.runtime.decode import DecodeSide
 from kvbaton.runtime.digest_jobs import Sent
 from kvbaton.runtime.digests import check_memory
 
@@ -31,19 +30,6 @@ def any_size(request, monkeypatch):
     """Small rooms as they are, and as if they were large."""
     if request.param == "in the background":
         monkeypatch.setattr(digest_jobs, "AT_ONCE_BYTES", 0)
-
-
-@pytest.fixture
-def dones(monkeypatch):
-    seen = []
-    inspect = DecodeSide._inspect
-
-    def spy(self, number, done):
-        seen.append(done)
-        return inspect(self, number, done)
-
-    monkeypatch.setattr(DecodeSide, "_inspect", spy)
-    return seen
 
 
 def first_token(name, prefix):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import multiprocessing
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvbaton.check.batches import run_batches
 from kvbaton.check.coverage import FEATURES, covered
 from kvbaton.check.explain import Problem
 from kvbaton.check.grids import grid
@@ -100,7 +99,7 @@ def check_layouts(
     """
     need_hypothesis()
     outcome = Outcome()
-    for done in _outcomes(_batches(examples, seed), processes):
+    for done in run_batches(run_batch, _batches(examples, seed), processes):
         outcome.add(done)
         progress(outcome)
         if outcome.failure:
@@ -177,23 +176,3 @@ def _batches(examples: int, seed: int) -> list[tuple[int, int]]:
 
 def _mixed(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=7).digest(), "little")
-
-
-def _outcomes(batches: list[tuple[int, int]], processes: int) -> Iterator[Outcome]:
-    if processes <= 1:
-        for batch in batches:
-            yield run_batch(*batch)
-        return
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        waiting: list[tuple[int, int]] = batches[::-1]
-        running: set[Future[Outcome]] = set()
-        try:
-            while waiting or running:
-                while waiting and len(running) < 2 * processes:
-                    running.add(pool.submit(run_batch, *waiting.pop()))
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-        finally:
-            for future in running:
-                future.cancel()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from kvbaton.check.batches import run_batches
 from kvbaton.check.faults.plans import remembered_plans
 from kvbaton.check.faults.scenario import Scenario, draw
 from kvbaton.check.faults.world import Result, World
@@ -112,30 +111,10 @@ def run_seeds(
     """
     totals = Totals()
     batches = [(at, min(BATCH, first + seeds - at), size) for at in range(first, first + seeds, BATCH)]
-    for done in _totals(batches, processes):
+    for done in run_batches(run_batch, batches, processes):
         totals.join(done)
         progress(totals)
         if totals.failed:
             break
     totals.failed.sort(key=lambda result: result.seed)
     return totals
-
-
-def _totals(batches: list[tuple[int, int, int]], processes: int) -> Iterator[Totals]:
-    if processes <= 1:
-        for batch in batches:
-            yield run_batch(*batch)
-        return
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        waiting = batches[::-1]
-        running: set[Future[Totals]] = set()
-        try:
-            while waiting or running:
-                while waiting and len(running) < 2 * processes:
-                    running.add(pool.submit(run_batch, *waiting.pop()))
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-        finally:
-            for future in running:
-                future.cancel()
