@@ -154,7 +154,7 @@ def test_a_side_that_drains_frees_the_other(pair: Pair, refusing: str, waiting: 
 def test_a_prefill_request_that_no_decode_server_waits_for_is_given_up(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr(generation, "UNWANTED_SECONDS", 0.6)
+    monkeypatch.setattr(pair.apps["prefill"].state.service, "_unasked_seconds", 0.6)
     answer = pair.post("prefill", [HANG, 20], 7, stream=stream)
     assert answer.status_code == 503
     assert "no decode server has asked for room 7" in answer.json()["error"]["message"]
@@ -164,7 +164,7 @@ def test_a_prefill_request_that_no_decode_server_waits_for_is_given_up(
 def test_one_that_a_decode_server_waits_for_goes_on() -> None:
     now = [0.0]
     refusals = Refusals(clock=lambda: now[0])
-    service = generation.Service(FakeEngine("prefill"), None, refusals=refusals)
+    service = generation.Service(FakeEngine("prefill"), None, refusals=refusals, unasked_seconds=4.0)
     waiting = [GenerateRequest("a", [20], 7), GenerateRequest("b", [20], 8)]
     service._check_wanted(waiting, 3.9)
     for now[0] in (100.0, 101.0, 104.0):
@@ -178,7 +178,9 @@ def test_one_that_a_decode_server_waits_for_goes_on() -> None:
     with pytest.raises(generation.RequestFailed, match="asked for room 8") as caught:
         service._check_wanted(waiting, 108.1)
     assert caught.value.status == 503
-    generation.Service(FakeEngine("decode"), None)._check_wanted(waiting, 108.1)
+    patient = generation.Service(FakeEngine("prefill"), None, refusals=refusals, unasked_seconds=0.0)
+    for service in (patient, generation.Service(FakeEngine("decode"), None)):
+        service._check_wanted(waiting, 1000.0)
 
 
 def test_a_batch_asks_for_those_that_are_silent_while_others_go_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,10 @@ from kvbaton.errors import ConfigurationError
 from kvbaton.observe import Observer
 
 from kvbaton.registry.server import RegistryServer  # isort: skip
-from kvbaton.registry.metrics import metrics_port
+from kvbaton.registry.metrics_port import metrics_port
 from kvbaton.secret import Secret, check_exposure
 from kvbaton.serve.app import make_app
+from kvbaton.serve.generation import UNASKED_SECONDS
 from kvbaton.serve.observing import add_metrics_of, server_metrics, server_observers
 from kvbaton.serve.processes import PDCluster, ProcessFailed, free_ports
 from kvbaton.serve.refusals import Refusals, add_routes
@@ -45,13 +46,15 @@ def run_prefill(
     advertise: str | None = None,
     served_model_name: str = "",
     drain_seconds: float = 10.0,
+    unasked_seconds: float = UNASKED_SECONDS,
     build: EngineBuilder | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
     """Serve prefill until SIGTERM or SIGINT, with the registry of this server at ``bootstrap_port``.
 
     ``bind`` is where the registry and the ports between ranks listen (``host`` by default), ``advertise`` what other
-    ranks are told. ``options`` go to the engine. Raises `ConfigurationError` for what cannot be used: an address, the
+    ranks are told. A request for which no decode server asks in ``unasked_seconds`` is given up (0: never). ``options``
+    go to the engine. Raises `ConfigurationError` for what cannot be used: an address, the
     model, an option; and for addresses beyond loopback without a secret.
     """
     options = _with_addresses(options, bind, advertise)
@@ -59,7 +62,8 @@ def run_prefill(
     refusals = Refusals()
     add_routes(registry.app, refusals)
     with registry:
-        _serve("prefill", model, host, port, registry, refusals, served_model_name, drain_seconds, build, options)
+        names = served_model_name, drain_seconds, build, options
+        _serve("prefill", model, host, port, registry, refusals, *names, unasked_seconds=unasked_seconds)
 
 
 def run_decode(
@@ -196,6 +200,7 @@ def _serve(
     drain_seconds: float,
     build: EngineBuilder | None,
     options: Mapping[str, Any] | None,
+    unasked_seconds: float = UNASKED_SECONDS,
 ) -> None:
     metrics = server_metrics()
     if build is None:
@@ -228,7 +233,14 @@ def _serve(
         told = {"disaggregation_bootstrap_port": registry.port} if registry else {}
         if registry is not None:
             add_metrics_of(metrics, registry.app.state.metrics)
-        app = make_app(engine, tokenizer, extra_info=told, refusals=refusals, metrics=metrics)
+        app = make_app(
+            engine,
+            tokenizer,
+            extra_info=told,
+            refusals=refusals,
+            unasked_seconds=unasked_seconds,
+            metrics=metrics,
+        )
         # A second signal, while the engine gives its rows back, must not end the process at once.
         with _stop_signal() as stop:
             try:
