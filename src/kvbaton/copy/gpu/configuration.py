@@ -1,0 +1,25 @@
+"""How large tiles are and how many programs run: a small rule, from measurements on one H200 (docs/results/gpu.md)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Configuration(NamedTuple):
+    """How one kernel is launched.
+
+    A tile moves up to ``move_bytes`` bytes in up to ``move_items`` vectors, or changes ``elements`` elements. A program
+    has ``warps`` warps, and ``programs`` of them share a multiprocessor.
+    """
+
+    move_bytes: int = 16384
+    move_items: int = 1024
+    elements: int = 2048
+    warps: int = 4
+    programs: int = 16
+
+
+WHOLE = Configuration()
+"""For all multiprocessors: as many programs as they run at a time, so that each works until there is nothing left."""
+LIMITED = Configuration(move_bytes=65536, move_items=4096, elements=8192, warps=16, programs=1)
+"""For a few of them: each has one program, with as much under way as a multiprocessor holds."""
