@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -11,17 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from kvbaton.copy import extent
 from kvbaton.copy.digests import packed_side
-from kvbaton.copy.gpu import kernels
 from kvbaton.copy.gpu.configuration import LIMITED, WHOLE, Configuration
-from kvbaton.copy.gpu.staging import Staging, upload
+from kvbaton.copy.gpu.device import INTERPRETED, Cuda, Device, Interpreter
 from kvbaton.copy.gpu.tables import HEADER, MOST_UNIT, WIDEST, Cut, Launch, Tables
 from kvbaton.errors import ConfigurationError, RowsError
 from kvbaton.plan.boxes import Boxes, Cast, Int64s, Transfer
 
 KEPT_PLANS = 256
 """Plans whose tables stay on the device; the one that was used longest ago makes room."""
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 class _Side(NamedTuple):
@@ -37,23 +34,23 @@ class _Plan:
     def __init__(self, tables: Tables, holds: tuple[object, ...]) -> None:
         self.tables = tables
         self._holds = holds  # what the key names by identity must live as long
-        self._uploaded: dict[int, torch.Tensor] = {}
+        self._uploaded: dict[int, tuple[Launch, torch.Tensor]] = {}
 
-    def address(self, launch: Launch, device: torch.device) -> int:
+    def address(self, launch: Launch, device: Device) -> int:
         """Where the device has the table of a launch."""
         found = self._uploaded.get(id(launch))
         if found is None:
-            found = self._uploaded[id(launch)] = upload(launch.table, device)
-        return found.data_ptr()
+            found = self._uploaded[id(launch)] = launch, device.upload(launch.table)
+        return found[1].data_ptr()
 
 
 class Copier:
     """Copies on one device. May be used from several threads.
 
-    Every call queues its work and returns: what it reads must be ready in the order of the stream, and what it writes is
-    ready once the stream is there. Nothing waits for the device. Nothing here checks addresses:
-    `kvbaton.copy.check_bounds` does, and must come first. Tables of boxes are taken as they were when they came first:
-    they must not be changed afterwards.
+    Every call queues its work and returns: what it reads must be ready in the order of the stream, and what it writes
+    is ready once the stream is there. Nothing waits for the device, but for what a plan uploads when it is used first.
+    Nothing here checks addresses: `kvbaton.copy.check_bounds` does, and must come first. Tables of boxes are taken as
+    they were when they came first: they must not be changed afterwards.
     """
 
     def __init__(
@@ -66,17 +63,15 @@ class Copier:
         Raises `ConfigurationError` where the device is not there, or ``multiprocessors`` makes no sense. Under
         ``TRITON_INTERPRET=1`` Triton's interpreter runs the kernels on host memory, for tests.
         """
-        if not INTERPRETED and device >= torch.cuda.device_count():
-            raise ConfigurationError(f"there is no CUDA device {device}; {torch.cuda.device_count()} were found")
         if multiprocessors is not None and multiprocessors < 1:
             raise ConfigurationError(f"multiprocessors is {multiprocessors}; give at least 1, or None for all")
-        self._device = torch.device("cpu") if INTERPRETED else torch.device("cuda", device)
-        everything = 2 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+        self._index = device
         self._configuration = configuration or (WHOLE if multiprocessors is None else LIMITED)
-        self._programs = (
-            everything if multiprocessors is None else min(multiprocessors, everything)
-        ) * self._configuration.programs
-        self._staging = Staging(self._device)
+        warps = self._configuration.warps
+        self._device: Device = Interpreter(warps) if INTERPRETED else Cuda(device, warps)
+        everything = self._device.multiprocessors
+        used = everything if multiprocessors is None else min(multiprocessors, everything)
+        self._programs = used * self._configuration.programs
         self._plans: OrderedDict[tuple[object, ...], _Plan] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -92,10 +87,10 @@ class Copier:
     ) -> None:
         """Copy the bytes ``[begin, end)`` of the transfer's packed stream (all of it by default) from rows to rows.
 
-        ``source_bases`` and ``destination_bases`` hold the address of each region, as int64: of this device, of a peer's
-        that is mapped, or of pinned host memory. The two must not overlap. ``stream`` is a ``torch.cuda.Stream``; the
-        current one if not given. Raises ``ValueError`` or ``TypeError`` as `kvbaton.copy.copy_boxes` does, and
-        `RowsError` for a unit of more than the kernels count.
+        ``source_bases`` and ``destination_bases`` hold the address of each region, as int64: of this device, of a
+        peer's that is mapped, or of pinned host memory. The two must not overlap. ``stream`` is a
+        ``torch.cuda.Stream``; the current one if not given. Raises ``ValueError`` or ``TypeError`` as
+        `kvbaton.copy.copy_boxes` does, and `RowsError` for more units, or larger ones, than the kernels count.
         """
         boxes, at, to = transfer
         if len(at) != len(to):
@@ -118,7 +113,7 @@ class Copier:
         cast: Cast | None = None,
         stream: Any = None,
     ) -> None:
-        """Fill ``nbytes`` bytes at the address ``packed`` with the packed stream of the rows, from its byte ``begin``."""
+        """Fill ``nbytes`` bytes at the address ``packed`` with the rows' packed stream, from its byte ``begin``."""
         with self._lock:
             plan = self._plan(Boxes(shape, side, side, cast), bases, None)
             self._run(plan, _Side(units, 0), _Side(None, packed - begin), begin, begin + nbytes, stream)
@@ -135,7 +130,7 @@ class Copier:
         begin: int = 0,
         stream: Any = None,
     ) -> None:
-        """Spread ``nbytes`` bytes at the address ``packed``, the packed stream from its byte ``begin``, over the rows."""
+        """Spread ``nbytes`` bytes at the address ``packed``, the stream from its byte ``begin``, over the rows."""
         with self._lock:
             plan = self._plan(Boxes(shape, side, side), None, bases)
             self._run(plan, _Side(None, packed - begin), _Side(units, 0), begin, begin + nbytes, stream)
@@ -154,91 +149,72 @@ class Copier:
             boxes = boxes._replace(destination=packed_side(boxes.shape))
         plan = self._plans[key] = _Plan(Tables(boxes, source_bases, destination_bases), (given, *(given.cast or ())))
         if len(self._plans) > KEPT_PLANS:
-            self._staging.drain()
+            self._device.drain()
             self._plans.popitem(last=False)
         return plan
 
     def _run(self, plan: _Plan, source: _Side, destination: _Side, begin: int, end: int, stream: Any) -> None:
         tables = plan.tables
-        units = source.units if source.units is not None else destination.units
-        assert units is not None
-        _check_units(tables, source, destination)
-        total = tables.unit_bytes * len(units)
+        sides = source, destination
+        listed = [side.units for side in sides if side.units is not None]
+        for units in listed:
+            _check_units(units)
+        total = tables.unit_bytes * len(listed[0])
         if not 0 <= begin <= end <= total:
             raise ValueError(f"bytes [{begin}, {end}) are not in a stream of {total} bytes")
         if begin == end:
             return
-        with self._on(stream):
+        if INTERPRETED:
             for first, last in _parts(tables, begin, end):
-                self._part(plan, source, destination, first, last)
+                self._part(plan, sides, first, last, None)
+            return
+        with torch.cuda.device(self._index):
+            queue = torch.cuda.current_stream() if stream is None else stream
+            for first, last in _parts(tables, begin, end):
+                self._part(plan, sides, first, last, queue)
 
-    def _part(self, plan: _Plan, source: _Side, destination: _Side, begin: int, end: int) -> None:
+    def _part(self, plan: _Plan, sides: tuple[_Side, _Side], begin: int, end: int, stream: Any) -> None:
         """Launch what moves the bytes ``[begin, end)``."""
         tables = plan.tables
-        unit_bytes = tables.unit_bytes
-        first, last = begin // unit_bytes, -(-end // unit_bytes)
-        count, skipped = last - first, first * unit_bytes
-        cut = Cut(begin != skipped or end != last * unit_bytes, begin - skipped, end - skipped)
-        sides = [
-            _Side(None if side.units is None else side.units[first:last], side.shift) for side in (source, destination)
-        ]
+        first, last = begin // tables.unit_bytes, -(-end // tables.unit_bytes)
+        count, skipped = last - first, first * tables.unit_bytes
+        cut = Cut(begin != skipped or end != last * tables.unit_bytes, begin - skipped, end - skipped)
         shifts = [side.shift + (skipped if side.units is None else 0) for side in sides]
         launches = tables.launches(shifts[0], shifts[1], cut, self._configuration)
-        lists = [side.units for side in sides if side.units is not None]
-        place = self._staging.take(len(lists) * count + sum(HEADER + len(each.table) for each in launches))
-        numbers, at, where = place.numbers, 0, []
+        # First all int64, which must be aligned, then the units.
+        at, lists = 8 * sum(HEADER + len(launch.table) for launch in launches), 4 * count
+        place = self._device.take(at + 2 * lists)
+        addresses = []
         for side in sides:
-            where.append(place.address + 8 * at)
+            addresses.append(place.device + at)
             if side.units is not None:
-                numbers[at : at + count] = side.units
-                at += count
-        headers, tiles, orders = [], [], []
+                place.bytes[at : at + lists].view(np.int32)[:] = side.units[first:last]
+                at += lists
         listed = [int(side.units is not None) for side in sides]
+        fixed = [count, cut.begin, cut.end, *shifts, *listed, tables.unit_bytes]
+        numbers, header = place.bytes[: at - at % 8].view(np.int64), 0
+        ready = []
         for launch in launches:
-            headers.append(place.address + 8 * at)
-            each, by_piece = launch.tiles(count)
-            until = np.cumsum(each)
-            tiles.append(int(until[-1]))
-            orders.append(by_piece)
-            fixed = (tiles[-1], count, cut.begin, cut.end, *shifts, *listed, unit_bytes, len(until))
-            numbers[at : at + HEADER] = fixed
-            numbers[at + HEADER] = 0
-            numbers[at + HEADER + 1 : at + HEADER + len(until)] = until[:-1]
-            at += HEADER + len(until)
-        place.send(at)
-        for launch, header, many, by_piece in zip(launches, headers, tiles, orders, strict=True):
-            kernel = getattr(kernels, launch.kernel)
-            grid = (min(many, self._programs),)
-            address = plan.address(launch, self._device)
-            kernel[grid](
-                header, address, *where, **launch.constants, BY_PIECE=by_piece, num_warps=self._configuration.warps
-            )
-        place.used()
-
-    @contextlib.contextmanager
-    def _on(self, stream: Any) -> Any:
-        if INTERPRETED:
-            with np.errstate(all="ignore"):
-                yield
-        elif stream is None:
-            with torch.cuda.device(self._device):
-                yield
-        else:
-            with torch.cuda.stream(stream):
-                yield
+            starts, tiles, order = launch.tiles(count)
+            numbers[header : header + HEADER] = [tiles, *fixed, len(starts)]
+            numbers[header + HEADER : header + HEADER + len(starts)] = starts
+            ready.append((launch, order, tiles, place.device + 8 * header))
+            header += HEADER + len(starts)
+        self._device.send(place, at, stream)
+        for launch, order, tiles, address in ready:
+            arguments = address, plan.address(launch, self._device), *addresses
+            self._device.launch(launch, order, min(tiles, self._programs), arguments, stream)
+        self._device.used(place, stream)
 
 
-def _check_units(tables: Tables, *sides: _Side) -> None:
-    for side in sides:
-        if side.units is None or not len(side.units):
-            continue
-        if side.units.dtype != np.int64 or side.units.ndim != 1:
-            raise TypeError("units must be int64, of one dimension")
-        lowest, highest = int(side.units.min()), int(side.units.max())
-        if lowest < 0:
-            raise ValueError(f"unit {lowest} is negative")
-        if tables.divides and highest > MOST_UNIT:
-            raise RowsError(f"unit {highest} is more than {MOST_UNIT}, which is as far as the GPU counts parts of rows")
+def _check_units(units: Int64s) -> None:
+    if units.dtype != np.int64 or units.ndim != 1:
+        raise TypeError("units must be int64, of one dimension")
+    lowest, highest = extent(np.ascontiguousarray(units)) if len(units) else (0, 0)
+    if lowest < 0:
+        raise ValueError(f"unit {lowest} is negative")
+    if highest > MOST_UNIT:
+        raise RowsError(f"unit {highest} is more than {MOST_UNIT}, which is as far as the GPU counts")
 
 
 def _parts(tables: Tables, begin: int, end: int) -> list[tuple[int, int]]:

@@ -1,9 +1,8 @@
 """The Triton kernels. All walk boxes tile by tile; a tile is a block of items of one box.
 
-An item is a vector of bytes (`move`), a vector of elements (`convert`), or a whole run (`quantise`). The items of a box
-are numbered unit by unit, so that the address of each follows from its number: see `kvbaton.plan.boxes`. What the tables
-hold is in `kvbaton.copy.gpu.tables`. Everything is passed by address: Triton shall not compile anew for what differs
-between two calls.
+An item is a vector of bytes (`move`), a vector of elements (`convert`), or a whole run (`quantise`). Items have numbers,
+from which their addresses follow: see `kvbaton.plan.boxes`. What the tables hold is in `kvbaton.copy.gpu.tables`.
+Everything is passed by address: Triton shall not compile anew for what differs between two calls.
 """
 
 # Triton reads annotations as they are: they must not be strings here.
@@ -57,10 +56,10 @@ def _box_of(tile, firsts, boxes):
 
 @triton.jit
 def _items(tile, header, box, row, BLOCK: tl.constexpr, BY_PIECE: tl.constexpr):
-    """Of each item of a tile: the number of its unit, its place in its run, the run's in both repeats, its own in the unit.
+    """Of each item of a tile: the number of its unit, its place in its run, the run's in both repeats, its own place.
 
-    The tiles of a box follow each other unit by unit. BY_PIECE, for many units: run by run, so that a tile has one run of
-    every unit, and what is read at a time lies closer together.
+    The tiles of a box follow each other unit by unit. BY_PIECE, for many units: run by run, so that a tile has the same
+    run of many units, and what is read at a time lies closer together.
     """
     tile -= tl.load(header + _HEADER + box)
     number = tl.arange(0, BLOCK)
@@ -100,7 +99,8 @@ def _moves(index, place, row, header, CLIP: tl.constexpr):
 @triton.jit
 def _unit(units, listed, index, valid):
     """The unit of that number: from the list, or the number itself where the side is packed."""
-    return tl.load(_numbers(units) + index, mask=valid & (tl.load(listed) != 0), other=index)
+    given = tl.load(units.to(tl.pointer_type(tl.int32)) + index, mask=valid & (tl.load(listed) != 0), other=0)
+    return tl.where(tl.load(listed) != 0, given.to(tl.int64), index)
 
 
 @triton.jit
@@ -121,8 +121,8 @@ def move(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
-    BY_PIECE: tl.constexpr,
     CLIP: tl.constexpr,
+    BY_PIECE: tl.constexpr,
 ):
     """Moves bytes as they are, in vectors of WIDTH bytes."""
     header = _numbers(header)
@@ -181,7 +181,7 @@ def _read(address, mask, SIZE: tl.constexpr, VECTOR: tl.constexpr, WHOLE: tl.con
 
 
 @triton.jit
-def _write(address, code, mask, place, header, SIZE: tl.constexpr, VECTOR: tl.constexpr, WHOLE: tl.constexpr, CLIP):
+def _write(address, code, mask, place, header, SIZE: tl.constexpr, VECTOR: tl.constexpr, WHOLE: tl.constexpr):
     """The opposite of `_read`; byte by byte the range that moves may begin and end within an element."""
     if WHOLE:
         if SIZE == 4:
@@ -196,22 +196,18 @@ def _write(address, code, mask, place, header, SIZE: tl.constexpr, VECTOR: tl.co
         tl.store(to, code.to(kind), mask=mask)
     else:
         for byte in tl.static_range(SIZE):
-            inside = mask
-            if CLIP:
-                inside = mask & (place + byte >= tl.load(header + 2)) & (place + byte < tl.load(header + 3))
+            inside = mask & (place + byte >= tl.load(header + 2)) & (place + byte < tl.load(header + 3))
             to = (address + byte).to(tl.pointer_type(tl.uint8))
             tl.store(to, (code >> (8 * byte)).to(tl.uint8), mask=inside)
 
 
 @triton.jit
-def _times(row, header, unit, i0, i1, valid, PARTS: tl.constexpr, SCALED: tl.constexpr, SCALE_WHOLE: tl.constexpr):
+def _times(row, unit, i0, i1, valid, WHOLE: tl.constexpr):
     """What the values of each item are multiplied by."""
     factor = tl.load(row + _FACTOR).to(tl.uint32).to(tl.float32, bitcast=True)
-    times = tl.full(valid.shape, 1.0, tl.float32)
-    if SCALED:
-        address = _address(row + _SCALE, unit, i0, i1, PARTS)
-        times = _read(address, valid, 4, 1, SCALE_WHOLE).to(tl.float32, bitcast=True)
-    return times * factor
+    scaled = valid & (tl.load(row + _SCALE) != 0)
+    code = _read(_address(row + _SCALE, unit, i0, i1, True), scaled, 4, 1, WHOLE)
+    return tl.where(scaled, code.to(tl.float32, bitcast=True), 1.0) * factor
 
 
 @triton.jit(do_not_specialize=["header", "table", "sources", "destinations"])
@@ -225,14 +221,9 @@ def convert(
     FROM_SIZE: tl.constexpr,
     TO_SIZE: tl.constexpr,
     VECTOR: tl.constexpr,
-    FROM_WHOLE: tl.constexpr,
-    TO_WHOLE: tl.constexpr,
-    SCALED: tl.constexpr,
-    SCALE_WHOLE: tl.constexpr,
+    WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
     BY_PIECE: tl.constexpr,
-    CLIP: tl.constexpr,
 ):
     """Reads elements of one dtype and writes them in another, in vectors of VECTOR elements."""
     header = _numbers(header)
@@ -243,19 +234,19 @@ def convert(
         row = _numbers(table) + box * _COLUMNS
         index, inside, i0, i1, rest = _items(tile, header, box, row, BLOCK, BY_PIECE)
         place = _place(index, rest, row, header)
-        valid = _moves(index, place, row, header, CLIP)
+        valid = _moves(index, place, row, header, not WHOLE)
         unit = _unit(sources, header + 6, index, valid)
-        source = _address(row + _SOURCE, unit, i0, i1, PARTS) + tl.load(header + 4)
+        source = _address(row + _SOURCE, unit, i0, i1, True) + tl.load(header + 4)
         to = _unit(destinations, header + 7, index, valid)
-        destination = _address(row + _DESTINATION, to, i0, i1, PARTS) + tl.load(header + 5)
+        destination = _address(row + _DESTINATION, to, i0, i1, True) + tl.load(header + 5)
         element = tl.arange(0, VECTOR)[None, :]
         first = inside.to(tl.int64)[:, None] * VECTOR + element
         mask = valid[:, None] & (element >= 0)
-        times = _times(row, header, unit, i0, i1, valid, PARTS, SCALED, SCALE_WHOLE)
-        code = _read(source[:, None] + first * FROM_SIZE, mask, FROM_SIZE, VECTOR, FROM_WHOLE)
+        times = _times(row, unit, i0, i1, valid, WHOLE)
+        code = _read(source[:, None] + first * FROM_SIZE, mask, FROM_SIZE, VECTOR, WHOLE)
         made = encode(decode(code, FROM) * times[:, None], TO)
         places = place[:, None] + element * TO_SIZE
-        _write(destination[:, None] + first * TO_SIZE, made, mask, places, header, TO_SIZE, VECTOR, TO_WHOLE, CLIP)
+        _write(destination[:, None] + first * TO_SIZE, made, mask, places, header, TO_SIZE, VECTOR, WHOLE)
         tile += tl.num_programs(0)
 
 
@@ -270,16 +261,10 @@ def quantise(
     FROM_SIZE: tl.constexpr,
     TO_SIZE: tl.constexpr,
     VECTOR: tl.constexpr,
-    FROM_WHOLE: tl.constexpr,
-    TO_WHOLE: tl.constexpr,
-    SCALED: tl.constexpr,
-    SCALE_WHOLE: tl.constexpr,
+    WHOLE: tl.constexpr,
     ONLY_SCALE: tl.constexpr,
     STEP: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-    BY_PIECE: tl.constexpr,
-    CLIP: tl.constexpr,
 ):
     """Finds the scale of each run, and writes it (ONLY_SCALE) or the run's elements divided by it.
 
@@ -291,14 +276,14 @@ def quantise(
     while tile < tiles:
         box = _box_of(tile, header + _HEADER, tl.load(header + 9).to(tl.int32))
         row = _numbers(table) + box * _COLUMNS
-        index, _, i0, i1, rest = _items(tile, header, box, row, BLOCK, BY_PIECE)
+        index, _, i0, i1, rest = _items(tile, header, box, row, BLOCK, False)
         place = _place(index, rest, row, header)
-        valid = _moves(index, place, row, header, CLIP)
+        valid = _moves(index, place, row, header, not WHOLE)
         unit = _unit(sources, header + 6, index, valid)
-        source = _address(row + _SOURCE, unit, i0, i1, PARTS) + tl.load(header + 4)
+        source = _address(row + _SOURCE, unit, i0, i1, True) + tl.load(header + 4)
         to = _unit(destinations, header + 7, index, valid)
-        destination = _address(row + _DESTINATION, to, i0, i1, PARTS) + tl.load(header + 5)
-        times = _times(row, header, unit, i0, i1, valid, PARTS, SCALED, SCALE_WHOLE)
+        destination = _address(row + _DESTINATION, to, i0, i1, True) + tl.load(header + 5)
+        times = _times(row, unit, i0, i1, valid, WHOLE)
         elements = tl.multiple_of(tl.load(row + _ELEMENTS).to(tl.int32), VECTOR)
         most = tl.full([BLOCK], 0, tl.uint32)
         first = tl.full([], 0, tl.int32)
@@ -306,23 +291,23 @@ def quantise(
             element = first + tl.arange(0, STEP)[None, :]
             mask = valid[:, None] & (element < elements)
             at = source[:, None] + element.to(tl.int64) * FROM_SIZE
-            value = decode(_read(at, mask, FROM_SIZE, VECTOR, FROM_WHOLE), FROM) * times[:, None]
+            value = decode(_read(at, mask, FROM_SIZE, VECTOR, WHOLE), FROM) * times[:, None]
             magnitude = as_bits(value) & MAGNITUDE
             most = tl.maximum(most, tl.max(tl.where(mask & (magnitude < INFINITE), magnitude, 0), axis=1))
             first += STEP
         scale = scale_of(most, TO)
         if ONLY_SCALE:
-            _write(destination, as_bits(scale), valid, place, header, 4, 1, TO_WHOLE, CLIP)
+            _write(destination, as_bits(scale), valid, place, header, 4, 1, WHOLE)
         else:
             first = tl.full([], 0, tl.int32)
             while first < elements:
                 element = first + tl.arange(0, STEP)[None, :]
                 mask = valid[:, None] & (element < elements)
                 at = source[:, None] + element.to(tl.int64) * FROM_SIZE
-                value = decode(_read(at, mask, FROM_SIZE, VECTOR, FROM_WHOLE), FROM) * times[:, None]
+                value = decode(_read(at, mask, FROM_SIZE, VECTOR, WHOLE), FROM) * times[:, None]
                 made = encode(tl.div_rn(value, tl.broadcast_to(scale[:, None], value.shape)), TO)
                 places = place[:, None] + element * TO_SIZE
                 into = destination[:, None] + element.to(tl.int64) * TO_SIZE
-                _write(into, made, mask, places, header, TO_SIZE, VECTOR, TO_WHOLE, CLIP)
+                _write(into, made, mask, places, header, TO_SIZE, VECTOR, WHOLE)
                 first += STEP
         tile += tl.num_programs(0)

@@ -7,8 +7,8 @@ A table has a row of ``COLUMNS`` int64 for each box:
 
 * 0 items of one unit, 3 items of one run, 6 ``count1``; each with a multiplier and a shift behind it, to divide by it;
 * 9 the byte of the packed unit where the box begins, 10 the bytes of an item there;
-* 11, 19, 27 the source, the destination and the source's scales: address, row stride, units per row (with multiplier and
-  shift), unit stride, and the two strides; the address of scales is 0 where there are none;
+* 11, 19, 27 the source, the destination and the source's scales: address, row stride, units per row (with multiplier
+  and shift), unit stride, and the two strides; the address of scales is 0 where there are none;
 * 35 elements of a run, 36 the bits of the factor.
 """
 
@@ -38,8 +38,11 @@ HEADER = 10
 addresses, whether source and destination have a list of units, bytes of a unit, and boxes."""
 WIDEST = 16
 """Bytes that one thread reads at once, at most."""
+RUN_STEPS = (32, 128, 512)
+"""Elements of a run that are looked at together: few numbers, since each is compiled by itself."""
 MOST_ITEMS = 1 << 30
 MOST_UNIT = (1 << 31) - 1
+"""Units are sent as int32."""
 _NO_SCALE = -1
 
 
@@ -56,12 +59,19 @@ class Launch(NamedTuple):
     per_run: Int64s
     block: int
 
-    def tiles(self, units: int) -> tuple[Int64s, bool]:
-        """Tiles of each box, and whether they go run by run: where there are enough units to fill them."""
-        by_piece = units * int(self.per_run.min()) >= self.block
-        if by_piece:
-            return self.pieces * -(-units * self.per_run // self.block), True
-        return -(-units * self.pieces * self.per_run // self.block), False
+    def tiles(self, units: int) -> tuple[Int64s, int, dict[str, bool]]:
+        """The first tile of each box, how many there are, and the constant that says in which order they are.
+
+        They go run by run where the units fill them.
+        """
+        if self.kernel == "quantise":
+            each, order = -(-units * self.pieces // self.block), {}
+        elif units * int(self.per_run.min()) >= self.block:
+            each, order = self.pieces * -(-units * self.per_run // self.block), {"BY_PIECE": True}
+        else:
+            each, order = -(-units * self.pieces * self.per_run // self.block), {"BY_PIECE": False}
+        until = np.cumsum(each)
+        return until - each, int(until[-1]), order
 
 
 class Cut(NamedTuple):
@@ -101,7 +111,7 @@ class Tables:
             self._scaled = (cast.scale[:, 0] != _NO_SCALE) & (cast.how[:, 0] != MOVE)
             self._scale = _side(np.where(self._scaled[:, None], cast.scale, none), source_bases, self._scaled)
         self.casts = bool((self._how[:, 0] != MOVE).any())
-        self.divides = bool((np.stack([self._source, self._destination, self._scale])[:, :, 3] != 1).any())
+        self._parts = bool((np.stack([self._source, self._destination, self._scale])[:, :, 3] != 1).any())
         self._made: dict[tuple[int, ...], list[Launch]] = {}
 
     def launches(
@@ -129,19 +139,13 @@ class Tables:
         read, written = sizes[source_dtype], np.where(operation == SCALE, SCALE_BYTES, sizes[destination_dtype])
         # A thread's elements lie next to each other and fill at most WIDEST bytes on either side.
         vector = np.gcd(elements, WIDEST // np.maximum(read, sizes[destination_dtype]))
-        whole = (source % read == 0) & (destination % written == 0) & (not cut.clips)
-        vector = np.where(whole, np.gcd(vector, np.gcd(source // read, destination // written)), 1)
-        vector = np.where(operation == SCALE, np.where(whole, np.gcd(elements, source // read), 1), vector)
-        vector = np.minimum(vector, WIDEST // read)
-        flags = [
-            self._scaled,
-            scale % SCALE_BYTES == 0,
-            source % read == 0,
-            (destination % written == 0) & (not cut.clips),
-        ]
-        keys = np.column_stack([operation, source_dtype, destination_dtype, vector, *flags]).astype(np.int64)
+        whole = (source % read == 0) & (destination % written == 0) & (scale % SCALE_BYTES == 0) & (not cut.clips)
+        for alignment, size in ((source, read), (destination, np.where(operation == SCALE, 1, written))):
+            vector = np.gcd(vector, alignment // size)
+        vector = np.where(whole, vector, 1)
+        keys = np.column_stack([operation, source_dtype, destination_dtype, vector, whole]).astype(np.int64)
         moves = operation == MOVE
-        keys[moves, 1:] = 0
+        keys[moves] = 0
         keys[moves, 3] = width[moves]
         made: list[Launch] = []
         for key in np.unique(keys, axis=0):
@@ -150,32 +154,30 @@ class Tables:
         return made
 
     def _launch(self, which: Int64s, key: list[int], clips: bool, configuration: Configuration) -> Launch:
-        operation, source_dtype, destination_dtype, vector, scaled, scale_whole, from_whole, to_whole = key
+        operation, source_dtype, destination_dtype, vector, whole = key
         shape, elements = self._shape[which], self._how[which, 3]
-        constants: dict[str, int | bool] = {"PARTS": self.divides, "CLIP": clips}
+        constants: dict[str, int | bool]
         if operation == MOVE:
             per_run, step = shape[:, 2] // vector, np.full(len(which), vector)
             block = _power(min(configuration.move_bytes // vector, configuration.move_items))
-            constants |= {"WIDTH": vector, "BLOCK": block}
+            constants = {"WIDTH": vector, "BLOCK": block, "PARTS": self._parts, "CLIP": clips}
             return self._table("move", constants, which, per_run, step, block)
-        constants |= {
+        constants = {
             "FROM": source_dtype,
             "TO": destination_dtype,
             "FROM_SIZE": CAST_ITEMSIZES[source_dtype],
             "TO_SIZE": CAST_ITEMSIZES[destination_dtype],
             "VECTOR": vector,
-            "FROM_WHOLE": bool(from_whole),
-            "TO_WHOLE": bool(to_whole),
-            "SCALED": bool(scaled),
-            "SCALE_WHOLE": bool(scale_whole),
+            "WHOLE": bool(whole),
         }
         if operation == CONVERT:
             per_run, step = elements // vector, np.full(len(which), vector * CAST_ITEMSIZES[destination_dtype])
             block = _power(configuration.elements // vector)
             return self._table("convert", constants | {"BLOCK": block}, which, per_run, step, block)
         assert operation in (QUANTISE, SCALE)
-        together = max(16, min(512, _power(2 * int(elements.max()) - 1)))
-        block = _power(max(1, configuration.elements // together))
+        longest = int(elements.max())
+        together = next((step for step in RUN_STEPS if step >= longest), RUN_STEPS[-1])
+        block = _power(configuration.elements // together)
         constants |= {"ONLY_SCALE": operation == SCALE, "STEP": together, "BLOCK": block}
         return self._table("quantise", constants, which, np.ones(len(which), np.int64), shape[:, 2], block)
 
@@ -187,8 +189,8 @@ class Tables:
         items = pieces * per_run
         if int(items.max(initial=0)) > MOST_ITEMS:
             raise RowsError(
-                f"a unit of a box has {int(items.max())} pieces of {int(step[np.argmax(items)])} bytes; the GPU copies up "
-                f"to {MOST_ITEMS} at a time: bind it in smaller units, or align its rows to {WIDEST} bytes"
+                f"a unit of a box has {int(items.max())} vectors of {int(step[np.argmax(items)])} bytes; the GPU "
+                f"counts up to {MOST_ITEMS}: bind it in smaller units, or align its rows to {WIDEST} bytes"
             )
         table = np.empty((len(which), COLUMNS), np.int64)
         for column, divisor in ((0, items), (3, per_run), (6, shape[:, 1])):
@@ -208,7 +210,8 @@ class Tables:
         repeats = np.column_stack([side[:, 3] > 1, self._shape[:, :2] > 1])
         steps = np.where(repeats, side[:, 4:], 0)
         numbers = np.column_stack([side[:, 0] + shift, side[:, 2], steps, np.full(len(side), WIDEST)])
-        return np.asarray(np.gcd.reduce(numbers, axis=1))
+        alignment: Int64s = np.gcd.reduce(numbers, axis=1)
+        return alignment
 
 
 def _side(
@@ -246,7 +249,8 @@ def _division(divisors: Int64s) -> Int64s:
     power = np.int64(1) << np.minimum(shift + 31, 62)
     assert (shift <= 31).all(), "items of a unit and units of a row are limited"
     multiplier = -(-power // divisors)
-    return np.column_stack([divisors, multiplier, shift + 31])
+    table: Int64s = np.column_stack([divisors, multiplier, shift + 31])
+    return table
 
 
 def _power(number: int) -> int:
