@@ -1,8 +1,8 @@
 """The Triton kernels. All walk boxes tile by tile; a tile is a block of items of one box.
 
-An item is a vector of bytes (`move`), a vector of elements (`convert`), or a whole run (`quantise`). Items have numbers,
-from which their addresses follow: see `kvbaton.plan.boxes`. What the tables hold is in `kvbaton.copy.gpu.tables`.
-Everything is passed by address: Triton shall not compile anew for what differs between two calls.
+An item is a vector of bytes (`move`), a vector of elements (`convert`), or a whole run (`quantise`). Items have
+numbers, from which their addresses follow: see `kvbaton.plan.boxes`. What the tables hold is in
+`kvbaton.copy.gpu.tables`. Everything is passed by address: Triton shall not compile anew for what changes.
 """
 
 # Triton reads annotations as they are: they must not be strings here.

@@ -210,15 +210,14 @@ class Tables:
         repeats = np.column_stack([side[:, 3] > 1, self._shape[:, :2] > 1])
         steps = np.where(repeats, side[:, 4:], 0)
         numbers = np.column_stack([side[:, 0] + shift, side[:, 2], steps, np.full(len(side), WIDEST)])
-        alignment: Int64s = np.gcd.reduce(numbers, axis=1)
-        return alignment
+        return np.asarray(np.gcd.reduce(numbers, axis=1), np.int64)
 
 
 def _side(
     side: Int64s, bases: Int64s | None, has: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None = None
 ) -> Int64s:
     """The table with the address of each box in its first column."""
-    made = side.copy()
+    made: Int64s = side.copy()
     made[:, 0] = side[:, 1] if bases is None else bases[side[:, 0]] + side[:, 1]
     if has is not None:
         made[~has, 0] = 0

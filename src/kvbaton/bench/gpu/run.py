@@ -1,0 +1,237 @@
+"""All figures of ``kvbaton bench gpu``. Rates are in GB/s (10**9 bytes a second), as vendors state memory's."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from kvbaton.bench.contenders.work import Work
+from kvbaton.bench.gpu.cases import Case, conv_blocks, head_slices, in_pieces, request, size_words
+from kvbaton.bench.gpu.checks import digests
+from kvbaton.bench.gpu.contenders import MOST_BATCHED, PREFER_COPY_ENGINE, Pools, batch, indexing, of_case
+from kvbaton.bench.gpu.measure import latency, once, seconds_each, slow_down
+from kvbaton.bench.gpu.nixl import Nixl
+from kvbaton.bench.gpu.peer import Peer
+from kvbaton.bench.report import Figure, absent, at_least, at_most
+from kvbaton.copy.gpu import Copier
+from kvbaton.errors import KVBatonError, TransferFailed
+
+STRAIGHT, NIXL, BATCH, ENGINE = "straight copy", "NIXL", "cudaMemcpyBatchAsync", "cudaMemcpyBatchAsync, copy engine"
+SMALL, TINY = 128, 256
+STRAIGHT_TARGETS = {128: 0.75, 256: 0.9, 512: 0.9, 1024: 0.9, 2048: 0.9}
+NIXL_TARGETS = {256: 5000.0, 512: 5000.0, 1024: 5000.0, 2048: 5000.0}
+SLICES_TARGET = 0.75
+PACKED_TARGETS = (0.35, 2000.0)
+BEYOND_SECONDS = 1e-3
+LAUNCH_SECONDS = 200e-6
+LIMITS = (8, 16, 32, 64)
+LATENCY_PAGES = (1, 4, 16, 64)
+
+
+class Bench:
+    """One run: a destination's process on one GPU, and this one on the same or another."""
+
+    def __init__(self, devices: tuple[int, int], against: Sequence[str], megabytes: int, runs: int) -> None:
+        self._here, self._there = devices
+        self._against, self._nbytes, self._runs = against, megabytes << 20, runs
+        torch.cuda.set_device(self._here)
+        self._copier = Copier(self._here)
+        self.figures: list[Figure] = []
+
+    def run(self, pieces: Sequence[int]) -> list[Figure]:
+        """All of it."""
+        with Peer(self._there) as peer:
+            self._peer = peer
+            self._run(pieces)
+        return self.figures
+
+    def _run(self, pieces: Sequence[int]) -> None:
+        for piece in pieces:
+            case, work = in_pieces(piece, self._nbytes)
+            self._case(case, STRAIGHT_TARGETS.get(piece), NIXL_TARGETS.get(piece), work, packed=piece == 2048)
+        for piece in (256, 2048):
+            self._case(in_pieces(piece, self._nbytes, shuffled=False)[0], None, None)
+        for prefill, decode, page in ((2, 1, 1), (2, 1, 16), (8, 4, 1), (8, 4, 16)):
+            self._case(head_slices(prefill, decode, page, self._nbytes), SLICES_TARGET, None)
+        self._case(conv_blocks(self._nbytes), None, None)
+        self._small()
+        self._one_request()
+        self._beside_products()
+
+    def _case(
+        self,
+        case: Case,
+        target: float | None,
+        nixl_target: float | None,
+        work: Work | None = None,
+        *,
+        packed: bool = False,
+    ) -> None:
+        pools = Pools(case, self._peer.call("pool", case.destination_bytes), self._here)
+        buffer = torch.empty(case.nbytes, dtype=torch.uint8, device=f"cuda:{self._here}")
+        contenders = of_case(pools, self._copier, buffer)
+        if work is not None:
+            contenders["torch indexing"] = indexing(pools, work, (work.chosen("source"), work.chosen("destination")))
+        reasons: dict[str, str] = {}
+        if case.pieces <= MOST_BATCHED:
+            for name, flags in ((BATCH, 0), (ENGINE, PREFER_COPY_ENGINE)):
+                try:
+                    contenders[name] = batch(pools, flags)
+                    contenders[name]()
+                except KVBatonError as error:
+                    contenders.pop(name, None)
+                    reasons[name] = str(error)
+        self._check(pools, contenders)
+        seconds = seconds_each(contenders, self._runs)
+        rates = {name: case.nbytes / each / 1e9 for name, each in seconds.items()}
+        self._say(case, rates, target, reasons)
+        if work is not None and "nixl" in self._against:
+            self._nixl(pools, rates, nixl_target, packed)
+
+    def _check(self, pools: Pools, contenders: dict[str, Any]) -> None:
+        """Every contender that moves rows leaves the right bytes, and no other."""
+        parts = list(zip(pools.case.transfers, pools.sources, strict=True))
+        wanted = [digest for transfers, pool in parts for digest in digests(transfers, "source", pool)]
+        flat = [transfer for transfers in pools.case.transfers for transfer in transfers]
+        for name, move in contenders.items():
+            if name in (STRAIGHT, "our gather"):
+                continue
+            self._peer.call("empty")
+            if name == "our scatter":
+                contenders["our gather"]()
+            move()
+            torch.cuda.synchronize()
+            self._compare(flat, wanted, f"{name}, {pools.case.name}")
+
+    def _compare(self, transfers: list[Any], wanted: list[int], what: str) -> None:
+        found, clean = self._peer.call("digests", transfers)
+        if found != wanted or not clean:
+            raise TransferFailed(f"{what}: the destination has other bytes than the source")
+
+    def _say(self, case: Case, rates: dict[str, float], target: float | None, reasons: dict[str, str]) -> None:
+        straight = rates[STRAIGHT]
+        self._add(at_least(f"mapped, {case.name}", rates["ours"], "GB/s", STRAIGHT, straight, target))
+        for name in ("our gather", "our scatter"):
+            self._add(at_least(f"{name}, {case.name}", rates[name], "GB/s", STRAIGHT, straight, None))
+        for name in ("torch indexing", BATCH, ENGINE):
+            words = f"mapped, {case.name}, beside {name}"
+            if name in rates:
+                self._add(at_least(words, rates["ours"], "GB/s", name, rates[name], None))
+            elif name in reasons:
+                self._add(absent(words, "GB/s", name, reasons[name], None, rates["ours"]))
+        for name in sorted(rates):
+            self._add(Figure(f"{name}: {case.name}, {case.nbytes / 2**20:.0f} MiB", rates[name], "GB/s"))
+
+    def _nixl(self, pools: Pools, rates: dict[str, float], target: float | None, packed: bool) -> None:
+        words = f"mapped, {pools.case.name}"
+        try:
+            nixl = Nixl(pools, self._peer)
+        except (KVBatonError, RuntimeError) as error:
+            self._add(absent(words, "GB/s", NIXL, str(error), target, rates["ours"]))
+            return
+        nixl.direct()
+        timings = [nixl.direct() for _ in range(3)]
+        direct = statistics.median(nbytes / seconds / 1e9 for seconds, nbytes in timings)
+        self._add(at_least(words, rates["ours"], "GB/s", NIXL, direct, target))
+        self._add(Figure(f"{NIXL}: {pools.case.name}, {timings[0][1] / 2**20:.0f} MiB", direct, "GB/s"))
+        if packed:
+            transfers = [transfer for each in pools.case.transfers for transfer in each]
+            wanted = digests(transfers, "source", pools.sources[0])
+            self._peer.call("empty")
+            nixl.packed(self._copier)
+            self._compare(transfers, wanted, "packed over NIXL")
+            seconds = statistics.median(nixl.packed(self._copier) for _ in range(self._runs))
+            rate = pools.case.nbytes / seconds / 1e9
+            name = f"packed over NIXL, {pools.case.name}"
+            self._add(at_least(name, rate, "GB/s", STRAIGHT, rates[STRAIGHT], PACKED_TARGETS[0]))
+            self._add(at_least(name, rate, "GB/s", NIXL, direct, PACKED_TARGETS[1]))
+        nixl.close()
+
+    def _small(self) -> None:
+        """Small requests: from the call until the bytes are in place, pieces of 2 KiB in 64 tensors."""
+        for pages in LATENCY_PAGES:
+            case, _ = in_pieces(2048, pages * 64 * 2048)
+            pools = Pools(case, self._peer.call("pool", case.destination_bytes), self._here)
+            ours, straight = partial(pools.copy, self._copier), pools.straight
+            for move in (ours, straight):
+                latency(move, 20)
+            name = f"latency of {pages} pages of 64 pieces, 2 KiB each"
+            mine, theirs = (latency(move, 200) * 1e6 for move in (ours, straight))
+            self._add(at_most(name, mine, "us", STRAIGHT, theirs, None))
+            if "nixl" not in self._against:
+                continue
+            try:
+                nixl = Nixl(pools, self._peer)
+            except (KVBatonError, RuntimeError) as error:
+                self._add(absent(name, "us", NIXL, str(error), None, mine))
+                continue
+            nixl.direct()
+            direct = statistics.median(nixl.direct()[0] for _ in range(5)) * 1e6
+            self._add(at_most(name, mine, "us", NIXL, direct, None))
+            nixl.close()
+
+    def _one_request(self) -> None:
+        """One request of 4,096 tokens in 64 layers: bound, launched, and there."""
+        plan, pages, nbytes = request(4096, 64)
+        first = tuple(plan.bind("kv", (0, 4096), *pages))
+        case = Case("4,096 tokens, 64 layers", (first,), (nbytes,), nbytes)
+        pools = Pools(case, self._peer.call("pool", nbytes), self._here)
+        self._check(pools, {"ours": partial(pools.copy, self._copier)})
+        prepared: list[float] = []
+
+        def hand_over() -> None:
+            started = time.perf_counter()
+            for transfer in plan.bind("kv", (0, 4096), *pages):
+                self._copier.copy_boxes(transfer, pools.bases[0], pools.there)
+            prepared.append(time.perf_counter() - started)
+
+        for move in (hand_over, pools.straight):
+            latency(move, 10)
+        pairs = [(once(hand_over), once(pools.straight)) for _ in range(100)]
+        whole, copied = (statistics.median(column) for column in zip(*pairs, strict=True))
+        words = "one request of 4,096 tokens, 64 layers, page 1 (1 GiB)"
+        beyond = (whole - copied) * 1e3
+        self._add(at_most(f"{words}, until it is visible", whole * 1e3, "ms", STRAIGHT, copied * 1e3, None))
+        self._limit(f"{words}, beyond the time of a straight copy", beyond, BEYOND_SECONDS * 1e3, "ms")
+        launched = statistics.median(prepared[-100:]) * 1e6
+        self._limit(f"{words}, plan and launch on the CPU", launched, LAUNCH_SECONDS * 1e6, "us")
+
+    def _limit(self, name: str, value: float, target: float, unit: str) -> None:
+        self._add(Figure(name, value, unit, target=target, met=value <= target, target_unit=unit))
+
+    def _beside_products(self) -> None:
+        """A stream of matrix products, with copies beside it."""
+        case, _ = in_pieces(2048, self._nbytes)
+        pools = Pools(case, self._peer.call("pool", case.destination_bytes), self._here)
+        movers: dict[str, Callable[[], None]] = {
+            "all multiprocessors": partial(pools.copy, self._copier),
+            STRAIGHT: pools.straight,
+        }
+        for limit in LIMITS:
+            copier = Copier(self._here, multiprocessors=limit)
+            movers[f"{limit} multiprocessors"] = partial(pools.copy, copier)
+        large, _ = in_pieces(64 << 20, 1)
+        engine_pools = Pools(large, self._peer.call("pool", large.destination_bytes), self._here)
+        try:
+            movers[f"copy engine, {size_words(64 << 20)} pieces"] = batch(engine_pools, PREFER_COPY_ENGINE)
+        except KVBatonError as error:
+            print(error)
+        stream = torch.cuda.Stream(self._here)  # type: ignore[no-untyped-call]
+        for move in movers.values():
+            with torch.cuda.stream(stream):
+                latency(move, 3)
+        alone = slow_down(stream, None, 0)[0]
+        for name, move in movers.items():
+            nbytes = large.nbytes if name.startswith("copy engine") else case.nbytes
+            seconds, rate = slow_down(stream, move, nbytes)
+            words = f"8192^3 bfloat16 product beside copies, {name}"
+            self._add(at_most(words, seconds * 1e3, "ms", "alone", alone * 1e3, None))
+            self._add(Figure(f"copies beside products, {name}", rate / 1e9, "GB/s"))
+
+    def _add(self, figure: Figure) -> None:
+        self.figures.append(figure)
