@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -235,3 +236,6 @@ class Bench:
 
     def _add(self, figure: Figure) -> None:
         self.figures.append(figure)
+        ratio = "" if figure.ratio is None else f", {figure.ratio:.3g} x {figure.peer}"
+        # It takes minutes: who waits sees how far it is.
+        print(f"{figure.name}: {figure.value} {figure.unit}{ratio} {figure.note}", file=sys.stderr, flush=True)
