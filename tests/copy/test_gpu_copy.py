@@ -34,6 +34,8 @@ from kvbaton.copy.gpu import Copier  # noqa: E402
 from kvbaton.copy.gpu.configuration import WHOLE  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
+# Almost every example of casts is compiled anew on a GPU.
+few_examples = settings(deadline=None, max_examples=min(EXAMPLES, 40), suppress_health_check=[HealthCheck.too_slow])
 examples = settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -104,7 +106,7 @@ def test_slabs_are_packed_and_unpacked_whatever_they_cut(copier, case, slab, ske
         np.testing.assert_array_equal(found, wanted)
 
 
-@examples
+@few_examples
 @given(
     case=cast_oracle.cast_transfers(),
     cut=st.sampled_from([0, 0, 0.4]),

@@ -12,10 +12,10 @@ class Configuration(NamedTuple):
     has ``warps`` warps, and ``programs`` of them share a multiprocessor.
     """
 
-    move_bytes: int = 8192
+    move_bytes: int = 4096
     move_items: int = 1024
-    elements: int = 2048
-    warps: int = 4
+    elements: int = 1024
+    warps: int = 2
     programs: int = 1 << 16
 
 

@@ -195,11 +195,14 @@ class Copier:
         numbers, header = place.bytes[: at - at % 8].view(np.int64), 0
         ready = []
         for launch in launches:
-            starts, tiles, order = launch.tiles(count)
-            numbers[header : header + HEADER] = [tiles, *fixed, len(starts)]
-            numbers[header + HEADER : header + HEADER + len(starts)] = starts
+            each, order = launch.tiles(count)
+            until = np.cumsum(each)
+            tiles, first = int(until[-1]), int(each[0])
+            alike = first if first * len(each) == tiles and bool((each == first).all()) else 0
+            numbers[header : header + HEADER] = [tiles, *fixed, len(each), alike]
+            numbers[header + HEADER : header + HEADER + len(each)] = until - each
             ready.append((launch, order, tiles, place.device + 8 * header))
-            header += HEADER + len(starts)
+            header += HEADER + len(each)
         self._device.send(place, at, stream)
         for launch, order, tiles, address in ready:
             arguments = address, plan.address(launch, self._device), *addresses

@@ -23,7 +23,7 @@ _SCALE = tl.constexpr(27)
 _ELEMENTS = tl.constexpr(35)
 _FACTOR = tl.constexpr(36)
 _COLUMNS = tl.constexpr(37)
-_HEADER = tl.constexpr(10)
+_HEADER = tl.constexpr(11)
 _SEARCHED = tl.constexpr(128)
 
 
@@ -42,26 +42,32 @@ def _divide(number, by):
 
 
 @triton.jit
-def _box_of(tile, firsts, boxes):
-    """The last box whose first tile is not behind ``tile``."""
-    before = tl.full([], 0, tl.int32)
-    start = tl.full([], 0, tl.int32)
-    while start < boxes:
-        number = start + tl.arange(0, _SEARCHED)
-        first = tl.load(firsts + number, mask=number < boxes, other=1 << 62)
-        before += tl.sum((first <= tile).to(tl.int32), axis=0)
-        start += _SEARCHED
-    return before - 1
+def _box_of(tile, header):
+    """The box that a tile belongs to, and its number there: the last box whose first tile is not behind it."""
+    each = tl.load(header + 10)
+    if each > 0:
+        box = (tile // each).to(tl.int32)
+        first = box * each
+    else:
+        boxes = tl.load(header + 9).to(tl.int32)
+        box = tl.full([], -1, tl.int32)
+        start = tl.full([], 0, tl.int32)
+        while start < boxes:
+            number = start + tl.arange(0, _SEARCHED)
+            found = tl.load(header + _HEADER + number, mask=number < boxes, other=1 << 62)
+            box += tl.sum((found <= tile).to(tl.int32), axis=0)
+            start += _SEARCHED
+        first = tl.load(header + _HEADER + box)
+    return box, tile - first
 
 
 @triton.jit
-def _items(tile, header, box, row, BLOCK: tl.constexpr, BY_PIECE: tl.constexpr):
+def _items(tile, header, row, BLOCK: tl.constexpr, BY_PIECE: tl.constexpr):
     """Of each item of a tile: the number of its unit, its place in its run, the run's in both repeats, its own place.
 
     The tiles of a box follow each other unit by unit. BY_PIECE, for many units: run by run, so that a tile has the same
     run of many units, and what is read at a time lies closer together.
     """
-    tile -= tl.load(header + _HEADER + box)
     number = tl.arange(0, BLOCK)
     if BY_PIECE:
         per_run = tl.load(row + _PER_RUN)
@@ -129,9 +135,9 @@ def move(
     tiles = tl.load(header)
     tile = tl.program_id(0).to(tl.int64)
     while tile < tiles:
-        box = _box_of(tile, header + _HEADER, tl.load(header + 9).to(tl.int32))
+        box, own = _box_of(tile, header)
         row = _numbers(table) + box * _COLUMNS
-        index, inside, i0, i1, rest = _items(tile, header, box, row, BLOCK, BY_PIECE)
+        index, inside, i0, i1, rest = _items(own, header, row, BLOCK, BY_PIECE)
         valid = _moves(index, _place(index, rest, row, header), row, header, CLIP)
         skip = inside.to(tl.int64) * WIDTH
         source = _address(row + _SOURCE, _unit(sources, header + 6, index, valid), i0, i1, PARTS)
@@ -144,7 +150,9 @@ def move(
             to = destination.to(tl.pointer_type(tl.int64))[:, None] + pair
             at = tl.max_contiguous(tl.multiple_of(at, [1, 16]), [1, 2])
             to = tl.max_contiguous(tl.multiple_of(to, [1, 16]), [1, 2])
-            tl.store(to, tl.load(at, mask=valid[:, None]), mask=valid[:, None])
+            # Bytes pass once: they shall not drive the tables out of the nearest cache.
+            pairs = tl.load(at, mask=valid[:, None], cache_modifier=".cg")
+            tl.store(to, pairs, mask=valid[:, None], cache_modifier=".cs")
         else:
             if WIDTH == 8:
                 kind: tl.constexpr = tl.int64
@@ -230,9 +238,9 @@ def convert(
     tiles = tl.load(header)
     tile = tl.program_id(0).to(tl.int64)
     while tile < tiles:
-        box = _box_of(tile, header + _HEADER, tl.load(header + 9).to(tl.int32))
+        box, own = _box_of(tile, header)
         row = _numbers(table) + box * _COLUMNS
-        index, inside, i0, i1, rest = _items(tile, header, box, row, BLOCK, BY_PIECE)
+        index, inside, i0, i1, rest = _items(own, header, row, BLOCK, BY_PIECE)
         place = _place(index, rest, row, header)
         valid = _moves(index, place, row, header, not WHOLE)
         unit = _unit(sources, header + 6, index, valid)
@@ -274,9 +282,9 @@ def quantise(
     tiles = tl.load(header)
     tile = tl.program_id(0).to(tl.int64)
     while tile < tiles:
-        box = _box_of(tile, header + _HEADER, tl.load(header + 9).to(tl.int32))
+        box, own = _box_of(tile, header)
         row = _numbers(table) + box * _COLUMNS
-        index, _, i0, i1, rest = _items(tile, header, box, row, BLOCK, False)
+        index, _, i0, i1, rest = _items(own, header, row, BLOCK, False)
         place = _place(index, rest, row, header)
         valid = _moves(index, place, row, header, not WHOLE)
         unit = _unit(sources, header + 6, index, valid)

@@ -33,9 +33,10 @@ from kvbaton.plan.boxes import (
 )
 
 COLUMNS = 37
-HEADER = 10
+HEADER = 11
 """Numbers before the first tiles: tiles, units, begin and end of the range, what is added to source and destination
-addresses, whether source and destination have a list of units, bytes of a unit, and boxes."""
+addresses, whether source and destination have a list of units, bytes of a unit, boxes, and tiles of each box if all
+have as many."""
 WIDEST = 16
 """Bytes that one thread reads at once, at most."""
 RUN_STEPS = (32, 128, 512)
@@ -59,19 +60,15 @@ class Launch(NamedTuple):
     per_run: Int64s
     block: int
 
-    def tiles(self, units: int) -> tuple[Int64s, int, dict[str, bool]]:
-        """The first tile of each box, how many there are, and the constant that says in which order they are.
-
-        They go run by run where the units fill them.
-        """
+    def tiles(self, units: int) -> tuple[Int64s, dict[str, bool]]:
+        """Tiles of each box, and the constant that says in which order they are: run by run where units fill them."""
         if self.kernel == "quantise":
             each, order = -(-units * self.pieces // self.block), {}
         elif units * int(self.per_run.min()) >= self.block:
             each, order = self.pieces * -(-units * self.per_run // self.block), {"BY_PIECE": True}
         else:
             each, order = -(-units * self.pieces * self.per_run // self.block), {"BY_PIECE": False}
-        until = np.cumsum(each)
-        return until - each, int(until[-1]), order
+        return each, order
 
 
 class Cut(NamedTuple):
