@@ -13,7 +13,7 @@ class Configuration(NamedTuple):
     """
 
     move_bytes: int = 4096
-    move_items: int = 1024
+    move_items: int = 512
     elements: int = 1024
     warps: int = 2
     programs: int = 1 << 16
