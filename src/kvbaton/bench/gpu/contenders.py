@@ -34,8 +34,9 @@ class Pools:
         ]
         self.bases = [_base(source) for source in self.sources]
         self.there = _base(mapped)
-        # The first ordinary copy opens the way between two GPUs.
+        # Ordinary copies open the way between two GPUs, each in its direction.
         mapped[:1].copy_(self.sources[0][:1])
+        self.sources[0][:1].copy_(mapped[:1])
 
     def copy(self, copier: Copier) -> None:
         """Ours: rows to rows."""
@@ -92,8 +93,11 @@ class _Attributes(ctypes.Structure):
 
 
 def batch(pools: Pools, flags: int) -> Callable[[], None]:
-    """CUDA's ``cudaMemcpyBatchAsync`` with a list of all pieces. Raises `TransportUnavailable` where there is none."""
-    function = _batch_function()
+    """CUDA's ``cudaMemcpyBatchAsync`` with a list of all pieces; it refuses the default stream.
+
+    Raises `TransportUnavailable` where there is none.
+    """
+    function, forget = _batch_functions()
     at, to, lengths = pieces_of(pools)
     to += pools.there[0]
     attributes, first = _Attributes(order=1, flags=flags), ctypes.c_size_t(0)
@@ -111,21 +115,23 @@ def batch(pools: Pools, flags: int) -> Callable[[], None]:
             torch.cuda.current_stream(pools.device).cuda_stream,
         )
         if code:
+            forget()  # torch would raise it at whatever comes next
             raise TransportError(f"cudaMemcpyBatchAsync of {count} pieces: error {code}")
 
     return move
 
 
-def _batch_function() -> Any:
+def _batch_functions() -> tuple[Any, Any]:
     if int((torch.version.cuda or "0").split(".")[0]) < 13:
         raise TransportUnavailable("cudaMemcpyBatchAsync is called as CUDA 13 has it")
     try:
-        function = ctypes.CDLL("libcudart.so.13").cudaMemcpyBatchAsync
+        library = ctypes.CDLL("libcudart.so.13")
+        function = library.cudaMemcpyBatchAsync
     except (OSError, AttributeError) as error:
         raise TransportUnavailable(f"cudaMemcpyBatchAsync: {error}") from error
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     function.argtypes = [pointer, pointer, pointer, size, pointer, pointer, size, pointer]
-    return function
+    return function, library.cudaGetLastError
 
 
 def pieces_of(pools: Pools) -> tuple[Int64s, Int64s, Int64s]:

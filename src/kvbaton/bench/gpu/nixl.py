@@ -1,10 +1,9 @@
-"""NIXL between the two processes: every piece by itself, and packed into slabs by our kernels."""
+"""NIXL between the two processes: every piece by itself, and packed into a slab by our kernels."""
 
 from __future__ import annotations
 
 import importlib
 import time
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from kvbaton.errors import TransferFailed, TransportUnavailable
 
 MOST_PIECES = 16384
 """Its cost is that of the pieces: more of them say the same."""
-SLABS, SLAB_BYTES = 4, 32 << 20
+SLAB_BYTES = 512 << 20
 
 
 def make_agent(name: str, memory: list[torch.Tensor], device: int) -> Any:
@@ -37,9 +36,11 @@ class Nixl:
 
     def __init__(self, pools: Pools, peer: Peer) -> None:
         self._pools, self._peer = pools, peer
-        self._card = peer.call("agent", SLABS, SLAB_BYTES)
-        self._slabs = torch.empty(SLABS * SLAB_BYTES, dtype=torch.uint8, device=f"cuda:{pools.device}")
-        self._agent = make_agent("source", [*pools.sources, self._slabs], pools.device)
+        nbytes = min(SLAB_BYTES, pools.case.nbytes)
+        (transfers,) = pools.case.transfers
+        self._card = peer.call("agent", nbytes, transfers[0])
+        self._slab = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{pools.device}")
+        self._agent = make_agent("source", [*pools.sources, self._slab], pools.device)
         self._remote = self._agent.add_remote_agent(self._card["metadata"])
 
     def direct(self) -> tuple[float, int]:
@@ -53,39 +54,24 @@ class Nixl:
         return time.perf_counter() - started, int(sizes.sum())
 
     def packed(self, copier: Copier) -> float:
-        """Gather, write and scatter, slab by slab, each while the others go on; seconds."""
-        here = self._list(self._slab_addresses(self._slabs.data_ptr()), None, self._pools.device, "NIXL_INIT_AGENT")
-        there = self._list(self._slab_addresses(self._card["slabs"]), None, self._card["device"], self._remote)
+        """Gather into a slab, write it, and scatter it there; seconds.
+
+        One after the other: two processes on one GPU take turns at it, they do not share it.
+        """
         ((transfer,),) = self._pools.case.transfers
-        boxes = transfer.boxes
-        self._peer.call("expect", boxes.shape, boxes.destination, transfer.destination_units)
-        nbytes, unit = transfer.nbytes, boxes.bytes_per_unit
-        size = SLAB_BYTES // unit * unit
-        ready: deque[tuple[int, int, int, Any]] = deque()
-        free, scattering, begin = list(range(SLABS)), 0, 0
-        torch.cuda.synchronize()
+        boxes, bases = transfer.boxes, self._pools.bases[0]
+        here = self._list([self._slab.data_ptr()], self._slab.nbytes, self._pools.device, "NIXL_INIT_AGENT")
+        there = self._list([self._card["slab"]], self._slab.nbytes, self._card["device"], self._remote)
+        one = np.zeros(1, np.int32)
+        size = self._slab.nbytes // boxes.bytes_per_unit * boxes.bytes_per_unit
         started = time.perf_counter()
-        while begin < nbytes or ready or scattering:
-            while begin < nbytes and free:
-                slab, take = free.pop(0), min(size, nbytes - begin)
-                at = self._slabs.data_ptr() + slab * SLAB_BYTES
-                copier.gather(
-                    boxes.shape, boxes.source, transfer.source_units, self._pools.bases[0], at, take, begin=begin
-                )
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record()
-                ready.append((slab, begin, take, event))
-                begin += take
-            if ready:
-                slab, first, take, event = ready.popleft()
-                event.synchronize()
-                one = np.array([slab], np.int32)
-                self._write(here, one, there, one)
-                self._peer.ask("scatter", slab, first, take)
-                scattering += 1
-            while scattering and (self._peer.answered() or not (ready or (begin < nbytes and free))):
-                free.append(self._peer.answer())
-                scattering -= 1
+        for begin in range(0, transfer.nbytes, size):
+            take = min(size, transfer.nbytes - begin)
+            at = self._slab.data_ptr()
+            copier.gather(boxes.shape, boxes.source, transfer.source_units, bases, at, take, begin=begin)
+            torch.cuda.current_stream().synchronize()
+            self._write(here, one, there, one)
+            self._peer.call("scatter", begin, take)
         return time.perf_counter() - started
 
     def close(self) -> None:
@@ -93,12 +79,9 @@ class Nixl:
         self._agent.remove_remote_agent(self._remote)
         self._peer.call("end_agent")
 
-    def _slab_addresses(self, base: int) -> Any:
-        return base + np.arange(SLABS, dtype=np.int64) * SLAB_BYTES
-
     def _list(self, addresses: Any, sizes: Any, device: int, agent: Any) -> Any:
         rows = np.empty((len(addresses), 3), np.uint64)
-        rows[:, 0], rows[:, 1], rows[:, 2] = addresses, SLAB_BYTES if sizes is None else sizes, device
+        rows[:, 0], rows[:, 1], rows[:, 2] = addresses, sizes, device
         return self._agent.prep_xfer_dlist(agent, rows, "VRAM")
 
     def _write(self, here: Any, at: Any, there: Any, to: Any) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from kvbaton.errors import TransferFailed
-from kvbaton.plan import Int64s, Transfer
+from kvbaton.plan import Transfer
 
 
 class Peer:
     """The destination's process, as the source sees it. Close it, or use it in a ``with``.
 
-    Each command is a method of `_Served`; `ask` and `answer` are for those that go on meanwhile.
+    Each command is a method of `_Served`.
     """
 
     def __init__(self, device: int) -> None:
@@ -29,25 +29,13 @@ class Peer:
 
     def call(self, command: str, *arguments: Any) -> Any:
         """What a command returns. Raises `TransferFailed` where it raised."""
-        self.ask(command, *arguments)
-        return self.answer()
-
-    def ask(self, command: str, *arguments: Any) -> None:
-        """Send a command."""
         self._pipe.send((command, arguments))
-
-    def answer(self) -> Any:
-        """The answer to the oldest command that has none yet."""
         if not self._pipe.poll(120):
             raise TransferFailed("the destination's process gave no answer in 120 s")
         worked, value = self._pipe.recv()
         if not worked:
             raise TransferFailed(f"the destination's process: {value}")
         return value
-
-    def answered(self) -> bool:
-        """Whether an answer has come."""
-        return self._pipe.poll()
 
     def close(self) -> None:
         """End the process."""
@@ -94,35 +82,30 @@ class _Served:
         self.empty()
         return found, clean
 
-    def agent(self, slabs: int, slab_bytes: int) -> dict[str, Any]:
-        """Make a NIXL agent with the pool and some slabs registered; how to reach them."""
+    def agent(self, nbytes: int, transfer: Transfer) -> dict[str, Any]:
+        """Make a NIXL agent with the pool and a slab registered, for what ``transfer`` brings; how to reach it."""
         from kvbaton.bench.gpu.nixl import make_agent
 
-        self._slabs = self._torch.empty(slabs * slab_bytes, dtype=self._torch.uint8, device=f"cuda:{self._device}")
-        self._slab_bytes = slab_bytes
-        self._agent = make_agent("destination", [self._pool, self._slabs], self._device)
+        self._slab = self._torch.empty(nbytes, dtype=self._torch.uint8, device=f"cuda:{self._device}")
+        self._agent = make_agent("destination", [self._pool, self._slab], self._device)
+        boxes, bases = transfer.boxes, np.array([self._pool.data_ptr()], np.int64)
+        self._tables = boxes.shape, boxes.destination, transfer.destination_units, bases
         return {
             "metadata": self._agent.get_agent_metadata(),
             "pool": self._pool.data_ptr(),
-            "slabs": self._slabs.data_ptr(),
+            "slab": self._slab.data_ptr(),
             "device": self._device,
         }
 
     def end_agent(self) -> None:
         """Forget the agent."""
         self._agent = None
-        del self._slabs
+        del self._slab
 
-    def expect(self, shape: Int64s, side: Int64s, units: Int64s) -> None:
-        """What the slabs that come hold."""
-        self._tables = shape, side, units, np.array([self._pool.data_ptr()], np.int64)
-
-    def scatter(self, slab: int, begin: int, nbytes: int) -> int:
-        """Spread a slab over the rows; returns when that is done."""
-        packed = self._slabs.data_ptr() + slab * self._slab_bytes
-        self._copier.scatter(*self._tables, packed, nbytes, begin=begin)
+    def scatter(self, begin: int, nbytes: int) -> None:
+        """Spread the slab, which holds the stream from ``begin``, over the rows; returns when that is done."""
+        self._copier.scatter(*self._tables, self._slab.data_ptr(), nbytes, begin=begin)
         self._torch.cuda.current_stream().synchronize()
-        return slab
 
 
 def _serve(pipe: Connection, device: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from kvbaton.bench.contenders.work import Work
+from kvbaton.bench.contenders.work import TENSORS, Work
 from kvbaton.bench.gpu.cases import Case, conv_blocks, head_slices, in_pieces, request, size_words
 from kvbaton.bench.gpu.checks import digests
 from kvbaton.bench.gpu.contenders import MOST_BATCHED, PREFER_COPY_ENGINE, Pools, batch, indexing, of_case
@@ -45,34 +46,40 @@ class Bench:
         self.figures: list[Figure] = []
 
     def run(self, pieces: Sequence[int]) -> list[Figure]:
-        """All of it."""
-        with Peer(self._there) as peer:
-            self._peer = peer
-            self._run(pieces)
+        """All of it. What fails is a row that says why."""
+        size = self._nbytes
+        with Peer(self._there) as self._peer, torch.cuda.stream(torch.cuda.Stream(self._here)):  # type: ignore[no-untyped-call]
+            for piece in pieces:
+                self._try(f"mapped, {size_words(piece)} pieces, shuffled", self._pieces, piece)
+            for piece in (256, 2048):
+                words = f"mapped, {size_words(piece)} pieces, contiguous"
+                self._try(words, lambda piece: self._case(in_pieces(piece, size, shuffled=False)[0], None), piece)
+            for slices in ((2, 1, 1), (2, 1, 16), (8, 4, 1), (8, 4, 16)):
+                words = f"mapped, head slices {slices}"
+                self._try(
+                    words, lambda each: self._case(head_slices(each[0], each[1], each[2], size), SLICES_TARGET), slices
+                )
+            self._try("mapped, conv sub-blocks", lambda nbytes: self._case(conv_blocks(nbytes), None), size)
+            for pages in LATENCY_PAGES:
+                self._try(f"latency of {pages} pages", self._small, pages)
+            self._try("one request", self._one_request, 4096)
+            self._try("matrix products", self._beside_products, size)
         return self.figures
 
-    def _run(self, pieces: Sequence[int]) -> None:
-        for piece in pieces:
-            case, work = in_pieces(piece, self._nbytes)
-            self._case(case, STRAIGHT_TARGETS.get(piece), NIXL_TARGETS.get(piece), work, packed=piece == 2048)
-        for piece in (256, 2048):
-            self._case(in_pieces(piece, self._nbytes, shuffled=False)[0], None, None)
-        for prefill, decode, page in ((2, 1, 1), (2, 1, 16), (8, 4, 1), (8, 4, 16)):
-            self._case(head_slices(prefill, decode, page, self._nbytes), SLICES_TARGET, None)
-        self._case(conv_blocks(self._nbytes), None, None)
-        self._small()
-        self._one_request()
-        self._beside_products()
+    def _try(self, name: str, part: Callable[[Any], object], argument: Any) -> None:
+        try:
+            part(argument)
+        except Exception as error:
+            traceback.print_exc()
+            self._add(absent(name, "GB/s", "", f"{type(error).__name__}: {error}"))
 
-    def _case(
-        self,
-        case: Case,
-        target: float | None,
-        nixl_target: float | None,
-        work: Work | None = None,
-        *,
-        packed: bool = False,
-    ) -> None:
+    def _pieces(self, piece: int) -> None:
+        case, work = in_pieces(piece, self._nbytes)
+        pools, rates = self._case(case, STRAIGHT_TARGETS.get(piece), work)
+        if "nixl" in self._against:
+            self._nixl(pools, rates, NIXL_TARGETS.get(piece), packed=piece == 2048)
+
+    def _case(self, case: Case, target: float | None, work: Work | None = None) -> tuple[Pools, dict[str, float]]:
         pools = Pools(case, self._peer.call("pool", case.destination_bytes), self._here)
         buffer = torch.empty(case.nbytes, dtype=torch.uint8, device=f"cuda:{self._here}")
         contenders = of_case(pools, self._copier, buffer)
@@ -91,8 +98,7 @@ class Bench:
         seconds = seconds_each(contenders, self._runs)
         rates = {name: case.nbytes / each / 1e9 for name, each in seconds.items()}
         self._say(case, rates, target, reasons)
-        if work is not None and "nixl" in self._against:
-            self._nixl(pools, rates, nixl_target, packed)
+        return pools, rates
 
     def _check(self, pools: Pools, contenders: dict[str, Any]) -> None:
         """Every contender that moves rows leaves the right bytes, and no other."""
@@ -128,7 +134,7 @@ class Bench:
         for name in sorted(rates):
             self._add(Figure(f"{name}: {case.name}, {case.nbytes / 2**20:.0f} MiB", rates[name], "GB/s"))
 
-    def _nixl(self, pools: Pools, rates: dict[str, float], target: float | None, packed: bool) -> None:
+    def _nixl(self, pools: Pools, rates: dict[str, float], target: float | None, *, packed: bool) -> None:
         words = f"mapped, {pools.case.name}"
         try:
             nixl = Nixl(pools, self._peer)
@@ -153,41 +159,40 @@ class Bench:
             self._add(at_least(name, rate, "GB/s", NIXL, direct, PACKED_TARGETS[1]))
         nixl.close()
 
-    def _small(self) -> None:
-        """Small requests: from the call until the bytes are in place, pieces of 2 KiB in 64 tensors."""
-        for pages in LATENCY_PAGES:
-            case, _ = in_pieces(2048, pages * 64 * 2048)
-            pools = Pools(case, self._peer.call("pool", case.destination_bytes), self._here)
-            ours, straight = partial(pools.copy, self._copier), pools.straight
-            for move in (ours, straight):
-                latency(move, 20)
-            name = f"latency of {pages} pages of 64 pieces, 2 KiB each"
-            mine, theirs = (latency(move, 200) * 1e6 for move in (ours, straight))
-            self._add(at_most(name, mine, "us", STRAIGHT, theirs, None))
-            if "nixl" not in self._against:
-                continue
-            try:
-                nixl = Nixl(pools, self._peer)
-            except (KVBatonError, RuntimeError) as error:
-                self._add(absent(name, "us", NIXL, str(error), None, mine))
-                continue
-            nixl.direct()
-            direct = statistics.median(nixl.direct()[0] for _ in range(5)) * 1e6
-            self._add(at_most(name, mine, "us", NIXL, direct, None))
-            nixl.close()
+    def _small(self, pages: int) -> None:
+        """A small request: from the call until the bytes are in place, pieces of 2 KiB in 64 tensors."""
+        case, _ = in_pieces(2048, pages * TENSORS * 2048)
+        pools = Pools(case, self._peer.call("pool", case.destination_bytes), self._here)
+        ours, straight = partial(pools.copy, self._copier), pools.straight
+        for move in (ours, straight):
+            latency(move, 20)
+        name = f"latency of {pages} pages of 64 pieces, 2 KiB each"
+        mine, theirs = (latency(move, 200) * 1e6 for move in (ours, straight))
+        self._add(at_most(name, mine, "us", STRAIGHT, theirs, None))
+        if "nixl" not in self._against:
+            return
+        try:
+            nixl = Nixl(pools, self._peer)
+        except (KVBatonError, RuntimeError) as error:
+            self._add(absent(name, "us", NIXL, str(error), None, mine))
+            return
+        nixl.direct()
+        direct = statistics.median(nixl.direct()[0] for _ in range(5)) * 1e6
+        self._add(at_most(name, mine, "us", NIXL, direct, None))
+        nixl.close()
 
-    def _one_request(self) -> None:
-        """One request of 4,096 tokens in 64 layers: bound, launched, and there."""
-        plan, pages, nbytes = request(4096, 64)
-        first = tuple(plan.bind("kv", (0, 4096), *pages))
-        case = Case("4,096 tokens, 64 layers", (first,), (nbytes,), nbytes)
+    def _one_request(self, tokens: int) -> None:
+        """One request of so many tokens in 64 layers: bound, launched, and there."""
+        plan, pages, nbytes = request(tokens, 64)
+        first = tuple(plan.bind("kv", (0, tokens), *pages))
+        case = Case(f"{tokens:,} tokens, 64 layers", (first,), (nbytes,), nbytes)
         pools = Pools(case, self._peer.call("pool", nbytes), self._here)
         self._check(pools, {"ours": partial(pools.copy, self._copier)})
         prepared: list[float] = []
 
         def hand_over() -> None:
             started = time.perf_counter()
-            for transfer in plan.bind("kv", (0, 4096), *pages):
+            for transfer in plan.bind("kv", (0, tokens), *pages):
                 self._copier.copy_boxes(transfer, pools.bases[0], pools.there)
             prepared.append(time.perf_counter() - started)
 
@@ -195,7 +200,7 @@ class Bench:
             latency(move, 10)
         pairs = [(once(hand_over), once(pools.straight)) for _ in range(100)]
         whole, copied = (statistics.median(column) for column in zip(*pairs, strict=True))
-        words = "one request of 4,096 tokens, 64 layers, page 1 (1 GiB)"
+        words = f"one request of {tokens:,} tokens, 64 layers, page 1"
         beyond = (whole - copied) * 1e3
         self._add(at_most(f"{words}, until it is visible", whole * 1e3, "ms", STRAIGHT, copied * 1e3, None))
         self._limit(f"{words}, beyond the time of a straight copy", beyond, BEYOND_SECONDS * 1e3, "ms")
@@ -205,9 +210,9 @@ class Bench:
     def _limit(self, name: str, value: float, target: float, unit: str) -> None:
         self._add(Figure(name, value, unit, target=target, met=value <= target, target_unit=unit))
 
-    def _beside_products(self) -> None:
+    def _beside_products(self, nbytes: int) -> None:
         """A stream of matrix products, with copies beside it."""
-        case, _ = in_pieces(2048, self._nbytes)
+        case, _ = in_pieces(2048, nbytes)
         pools = Pools(case, self._peer.call("pool", case.destination_bytes), self._here)
         movers: dict[str, Callable[[], None]] = {
             "all multiprocessors": partial(pools.copy, self._copier),
@@ -217,19 +222,21 @@ class Bench:
             copier = Copier(self._here, multiprocessors=limit)
             movers[f"{limit} multiprocessors"] = partial(pools.copy, copier)
         large, _ = in_pieces(64 << 20, 1)
-        engine_pools = Pools(large, self._peer.call("pool", large.destination_bytes), self._here)
+        large_pools = Pools(large, self._peer.call("pool", large.destination_bytes), self._here)
+        engine = f"copy engine, {size_words(64 << 20)} pieces"
         try:
-            movers[f"copy engine, {size_words(64 << 20)} pieces"] = batch(engine_pools, PREFER_COPY_ENGINE)
+            movers[engine] = batch(large_pools, PREFER_COPY_ENGINE)
+            movers[engine]()
         except KVBatonError as error:
-            print(error)
+            self._add(absent(f"copies beside products, {engine}", "GB/s", "", str(error)))
+            movers.pop(engine, None)
         stream = torch.cuda.Stream(self._here)  # type: ignore[no-untyped-call]
         for move in movers.values():
             with torch.cuda.stream(stream):
                 latency(move, 3)
         alone = slow_down(stream, None, 0)[0]
         for name, move in movers.items():
-            nbytes = large.nbytes if name.startswith("copy engine") else case.nbytes
-            seconds, rate = slow_down(stream, move, nbytes)
+            seconds, rate = slow_down(stream, move, large.nbytes if name == engine else case.nbytes)
             words = f"8192^3 bfloat16 product beside copies, {name}"
             self._add(at_most(words, seconds * 1e3, "ms", "alone", alone * 1e3, None))
             self._add(Figure(f"copies beside products, {name}", rate / 1e9, "GB/s"))

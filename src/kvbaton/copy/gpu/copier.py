@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvbaton.copy import extent
 from kvbaton.copy.digests import packed_side
 from kvbaton.copy.gpu.configuration import LIMITED, WHOLE, Configuration
 from kvbaton.copy.gpu.device import INTERPRETED, Cuda, Device, Interpreter
@@ -213,11 +212,10 @@ class Copier:
 def _check_units(units: Int64s) -> None:
     if units.dtype != np.int64 or units.ndim != 1:
         raise TypeError("units must be int64, of one dimension")
-    lowest, highest = extent(np.ascontiguousarray(units)) if len(units) else (0, 0)
-    if lowest < 0:
-        raise ValueError(f"unit {lowest} is negative")
-    if highest > MOST_UNIT:
-        raise RowsError(f"unit {highest} is more than {MOST_UNIT}, which is as far as the GPU counts")
+    if not 0 <= int(np.bitwise_or.reduce(units)) <= MOST_UNIT:
+        if (lowest := int(units.min())) < 0:
+            raise ValueError(f"unit {lowest} is negative")
+        raise RowsError(f"unit {int(units.max())} is more than {MOST_UNIT}, which is as far as the GPU counts")
 
 
 def _parts(tables: Tables, begin: int, end: int) -> list[tuple[int, int]]:
