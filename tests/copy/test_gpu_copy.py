@@ -35,7 +35,7 @@ from kvbaton.copy.gpu.configuration import WHOLE  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 # Almost every example of casts is compiled anew on a GPU.
-few_examples = settings(deadline=None, max_examples=min(EXAMPLES, 40), suppress_health_check=[HealthCheck.too_slow])
+few_examples = settings(deadline=None, max_examples=min(EXAMPLES, 20), suppress_health_check=[HealthCheck.too_slow])
 examples = settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 
 
