@@ -175,9 +175,9 @@ def test_many_boxes_of_many_rows(wide, run, count):
     """More boxes than are searched at a time (on a GPU), of two widths, with parts of rows."""
     if INTERPRETED and run * count > 100_000:
         pytest.skip("too much for an interpreter")
-    boxes, rows = (5 if INTERPRETED else 200), 2 * count
+    rows, stride = 2 * count, 2 * run + 16
+    boxes = 5 if INTERPRETED else max(3, min(200, (64 << 20) // (rows * stride)))
     random = np.random.default_rng(run)
-    stride = 2 * run + 16
     shape = np.array([(1, 1 + number % 2, run) for number in range(boxes)])
     sides = [
         np.array([(0, at * rows * stride + skew * (at % 3), stride, parts, run, 0, run) for at in range(boxes)])

@@ -33,24 +33,30 @@ def sizes(transfer: Transfer) -> Int64s:
 
 
 def digests(transfers: Sequence[Transfer], side: str, pool: torch.Tensor, *, empty: bool = False) -> list[int]:
-    """A number for what each transfer finds or leaves in ``pool``, whose pieces are all of one size.
+    """A number for what each box of each transfer finds or leaves in ``pool``.
 
     It depends on every byte and on the order of the pieces. With ``empty`` they are overwritten with zeros.
     """
     found = []
     for transfer in transfers:
-        starts, run = places(transfer, side), int(transfer.boxes.shape[0, 2])
-        both = np.gcd.reduce([run, *(np.gcd.reduce(places(transfer, each)) for each in ("source", "destination"))])
-        word = int(np.gcd(both, 8))
-        words = pool.view(WORDS[word])
-        inside = torch.arange(run // word, device=pool.device)
-        total, step = 0, max(1, STEP_BYTES // (8 * len(inside)))
-        for first in range(0, len(starts), step):
-            at = torch.from_numpy(starts[first : first + step] // word).to(pool.device)
-            index = (at[:, None] + inside).reshape(-1)
-            numbers = torch.arange(first * len(inside), first * len(inside) + len(index), device=pool.device)
-            total += int((words[index].to(torch.int64) * (2 * numbers + 1) * 0x9E3779B1).sum())
-            if empty:
-                words[index] = 0
-        found.append(total & (1 << 64) - 1)
+        for box in range(len(transfer.boxes.shape)):
+            one = transfer._replace(boxes=transfer.boxes.pick(slice(box, box + 1)))
+            found.append(_digest(one, side, pool, empty))
     return found
+
+
+def _digest(transfer: Transfer, side: str, pool: torch.Tensor, empty: bool) -> int:
+    starts, run = places(transfer, side), int(transfer.boxes.shape[0, 2])
+    both = np.gcd.reduce([run, *(np.gcd.reduce(places(transfer, each)) for each in ("source", "destination"))])
+    word = int(np.gcd(both, 8))
+    words = pool.view(WORDS[word])
+    inside = torch.arange(run // word, device=pool.device)
+    total, step = 0, max(1, STEP_BYTES // (8 * len(inside)))
+    for first in range(0, len(starts), step):
+        at = torch.from_numpy(starts[first : first + step] // word).to(pool.device)
+        index = (at[:, None] + inside).reshape(-1)
+        numbers = torch.arange(first * len(inside), first * len(inside) + len(index), device=pool.device)
+        total += int((words[index].to(torch.int64) * (2 * numbers + 1) * 0x9E3779B1).sum())
+        if empty:
+            words[index] = 0
+    return total & (1 << 64) - 1

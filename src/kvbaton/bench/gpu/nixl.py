@@ -16,7 +16,7 @@ from kvbaton.errors import TransferFailed, TransportUnavailable
 
 MOST_PIECES = 16384
 """Its cost is that of the pieces: more of them say the same."""
-SLAB_BYTES = 512 << 20
+SLAB_BYTES = 4 << 30
 
 
 def make_agent(name: str, memory: list[torch.Tensor], device: int) -> Any:
