@@ -10,7 +10,7 @@ RUN := $(VENV)/bin/python
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup setup-fabrics demo test test-all test-rdma test-mori check check-faults soak lint format typecheck bench golden clean
+.PHONY: help setup setup-fabrics setup-gpu bench-gpu bench-gpu2 demo test test-all test-rdma test-mori check check-faults soak lint format typecheck bench golden clean
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
@@ -29,6 +29,8 @@ help:
 	@echo "               (QUICK=1 a short one; SGLANG=folder of a harness for SGLang's own managers)"
 	@echo "make setup     the virtual environment in .venv (done by the others when it is needed)"
 	@echo "make setup-fabrics   NIXL and Mooncake in .venv too: their transports, and the tests of them"
+	@echo "make setup-gpu Triton in .venv too: copies on a GPU, and their tests in its interpreter, which need no GPU"
+	@echo "make bench-gpu copies on a GPU beside NIXL's and CUDA's; make bench-gpu2 between two of one host (QUICK=1)"
 	@echo "make clean     removes everything that was made here"
 
 setup:
@@ -36,6 +38,9 @@ setup:
 
 setup-fabrics: setup
 	@bash scripts/fabrics.sh
+
+setup-gpu: setup
+	@bash scripts/gpu.sh
 
 demo: setup
 	@$(RUN) -m kvbaton demo $(if $(ALL),--all) $(if $(TRANSPORT),--transport $(TRANSPORT)) --json build/demo.json
@@ -90,6 +95,14 @@ bench: setup
 	@$(BENCH) digest $(if $(QUICK),--megabytes 32 --runs 3)
 	@$(BENCH) plot
 	@$(BENCH) summary
+
+# PYTHON_GPU=one that has torch for CUDA, Triton, and perhaps NIXL, where .venv has not.
+BENCH_GPU := PYTHONPATH=src $(if $(PYTHON_GPU),$(PYTHON_GPU),$(RUN)) -m kvbaton bench gpu
+bench-gpu: $(if $(PYTHON_GPU),,setup-gpu)
+	@$(BENCH_GPU) --against nixl $(if $(QUICK),--megabytes 64 --runs 3) --json build/bench/gpu.json
+
+bench-gpu2: $(if $(PYTHON_GPU),,setup-gpu)
+	@$(BENCH_GPU) --against nixl --devices 0,1 $(if $(QUICK),--megabytes 64 --runs 3) --json build/bench/gpu2.json
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/kvbaton/copy/*.so

@@ -32,6 +32,7 @@ class Failure:
     name: str
     problems: list[Problem]
     seed: int
+    device: str = ""
 
     def text(self) -> str:
         """All of it, for a person to read, with the commands that repeat it."""
@@ -41,7 +42,7 @@ class Failure:
     @property
     def command(self) -> str:
         """The command that checks the smallest example by itself."""
-        return f"kvbaton check layouts --example {self.name}"
+        return f"kvbaton check layouts --example {self.name}" + (f" --device {self.device}" if self.device else "")
 
 
 @dataclass
@@ -69,7 +70,7 @@ class _Failed(Exception):
     """An example that failed, on its way through Hypothesis."""
 
 
-def check_world(world: World) -> Report:
+def check_world(world: World, device: str = "") -> Report:
     """Check one example; an error of any kind is a problem."""
     try:
         return check_pair(
@@ -82,6 +83,7 @@ def check_world(world: World) -> Report:
             striped=world.striped,
             cast=bool(world.casts),
             most_destinations=MOST_DESTINATIONS,
+            device=device,
         )
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -90,7 +92,12 @@ def check_world(world: World) -> Report:
 
 
 def check_layouts(
-    examples: int, seed: int, *, processes: int = 1, progress: Callable[[Outcome], None] = lambda outcome: None
+    examples: int,
+    seed: int,
+    *,
+    processes: int = 1,
+    device: str = "",
+    progress: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Outcome:
     """Check ``examples`` examples. The same number and ``seed`` give the same ones, whatever ``processes`` is.
 
@@ -99,7 +106,7 @@ def check_layouts(
     """
     need_hypothesis()
     outcome = Outcome()
-    for done in run_batches(run_batch, _batches(examples, seed), processes):
+    for done in run_batches(run_batch, [(*batch, device) for batch in _batches(examples, seed)], processes):
         outcome.add(done)
         progress(outcome)
         if outcome.failure:
@@ -107,7 +114,7 @@ def check_layouts(
     return outcome
 
 
-def run_batch(seed: int, examples: int) -> Outcome:
+def run_batch(seed: int, examples: int, device: str = "") -> Outcome:
     """Check the examples of one seed with Hypothesis, and shrink the first that fails."""
     from hypothesis import HealthCheck, Phase, Verbosity, given, settings
     from hypothesis import seed as seeded
@@ -117,9 +124,9 @@ def run_batch(seed: int, examples: int) -> Outcome:
 
     def check(choices: bytes) -> None:
         world = world_of(choices)
-        report = check_world(world)
+        report = check_world(world, device)
         if not report.ok:
-            outcome.failure = _failure(choices, report, seed)
+            outcome.failure = _failure(choices, report, seed, device)
             raise _Failed
         if outcome.failure is None:
             outcome.examples += 1
@@ -141,22 +148,22 @@ def run_batch(seed: int, examples: int) -> Outcome:
         # Hypothesis repeats the smallest example that fails once more at the end: that one is kept.
         seeded(seed)(quiet(given(st.binary(min_size=WORLD_BYTES, max_size=WORLD_BYTES))(check)))()
     if outcome.failure:
-        outcome.failure = _one_component(outcome.failure)
+        outcome.failure = _one_component(outcome.failure, device)
     return outcome
 
 
-def _failure(choices: bytes, report: Report, seed: int) -> Failure:
-    return Failure(world_of(choices).text(), to_name(choices), report.problems, seed)
+def _failure(choices: bytes, report: Report, seed: int, device: str) -> Failure:
+    return Failure(world_of(choices).text(), to_name(choices), report.problems, seed, device)
 
 
-def _one_component(failure: Failure) -> Failure:
+def _one_component(failure: Failure, device: str) -> Failure:
     """The same failure with one component alone, if that fails too: Hypothesis cannot leave out the first."""
     choices = to_choices(failure.name)
     for number in range(1, len(world_of(choices).model)):
         alone = with_component(choices, number)
-        report = check_world(world_of(alone))
+        report = check_world(world_of(alone), device)
         if not report.ok:
-            return _failure(alone, report, failure.seed)
+            return _failure(alone, report, failure.seed, device)
     return failure
 
 

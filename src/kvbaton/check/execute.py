@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvbaton.check.content import Int64s
+from kvbaton.check.on_device import move
 from kvbaton.check.oracle import Memory
 from kvbaton.copy import copy_boxes, gather, scatter
 from kvbaton.plan import SHAPE_COLUMNS, SIDE_COLUMNS, Transfer
@@ -27,11 +28,12 @@ class Moved(NamedTuple):
     destination: Int64s
 
 
-def execute(transfer: Transfer, source: Memory, destination: Memory, writes: Int64s) -> Moved:
+def execute(transfer: Transfer, source: Memory, destination: Memory, writes: Int64s, device: str = "") -> Moved:
     """Copy what ``transfer`` says and add 1 to ``writes`` of each destination byte.
 
     Where elements change on their way `kvbaton.copy` computes them, in one of several ways by turns: it is under test
-    as the planner is. All addresses are found and checked here first.
+    as the planner is. On the ``device`` "cuda" it is the GPU's kernels that move everything. All addresses are found
+    and checked here first.
 
     Raises `BrokenTransfer` where a table has not the form that `kvbaton.plan.boxes` promises, or an address lies
     outside its region.
@@ -43,13 +45,16 @@ def execute(transfer: Transfer, source: Memory, destination: Memory, writes: Int
         read_shape[:, 2] = cast.how[:, 3] * np.array(CAST_ITEMSIZES)[cast.how[:, 1]]
     read = _addresses(read_shape, boxes.source, transfer.source_units, source, "source")
     written = _addresses(boxes.shape, boxes.destination, transfer.destination_units, destination, "destination")
-    if cast is None:
-        destination.bytes[written] = source.bytes[read]
-    else:
+    if cast is not None:
         scaled = cast.scale[:, 0] != -1
         scales = read_shape[scaled]
         scales[:, 2] = SCALE_BYTES
         _addresses(scales, cast.scale[scaled], transfer.source_units, source, "scales of the source")
+    if device:
+        move(transfer, source, destination)
+    elif cast is None:
+        destination.bytes[written] = source.bytes[read]
+    else:
         _cast(transfer, source, destination)
     np.add.at(writes, written, 1)
     return Moved(read, written)

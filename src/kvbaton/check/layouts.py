@@ -91,6 +91,7 @@ def check_pair(
     cast: bool = False,
     cuts: Sequence[int] | None = None,
     most_destinations: int | None = None,
+    device: str = "",
 ) -> Report:
     """Hand one request of ``tokens`` tokens over from ``sources`` to each of ``destinations``, and check every byte.
 
@@ -98,7 +99,8 @@ def check_pair(
     the layouts have few rows. ``prefix`` tokens are at the destination already. ``seed`` chooses which rows the request
     has, how it is cut into chunks (which end at ``cuts`` if they are given) and in which order they arrive; 0 is the
     plainest choice. With ``striped`` replicas share the work, as they do by default; with ``cast`` dtypes, factors and
-    scales may differ. With ``most_destinations`` only so many are checked.
+    scales may differ. With ``most_destinations`` only so many are checked. On the ``device`` "cuda" the GPU's
+    kernels move the bytes.
 
     What is wrong is in the report, whether a layout was refused, a byte is missing or one was changed that should not
     have been. Raises `ConfigurationError` for a request that makes no sense, and for ranks of more than 1 GiB.
@@ -115,6 +117,7 @@ def check_pair(
         for layout in (*sources, *destinations):
             _check_registered(layout)
         pair = _Check(tuple(sources), Request(tokens, prefix, tuple(cuts), seed), Rules(striped, cast), report, chance)
+        pair.device = device
         numbers = list(range(len(destinations)))
         if most_destinations is not None and len(numbers) > most_destinations:
             numbers = sorted((chance or Random(0)).sample(numbers, most_destinations))
@@ -167,6 +170,7 @@ class _Check:
         self._slots = 1 if chance is None else chance.randrange(1, 3)
         self._filled: dict[int, tuple[Memory, dict[str, RequestRows]]] = {}
         self._senders = Senders(sources)
+        self.device = ""
 
     def destination(self, index: int, layout: RankLayout) -> None:
         """Move the request to destination ``index`` and compare its memory with what it must be."""
@@ -189,7 +193,7 @@ class _Check:
             self._chance.shuffle(work)
         written: list[int] = []
         for source, transfer in work:
-            moved = execute(transfer, source, memory, writes)
+            moved = execute(transfer, source, memory, writes, self.device)
             written += moved.destination[(seed * 7919) % len(moved.destination) :][:1].tolist()
             self._report.pieces += transfer.pieces
             self._report.nbytes += transfer.nbytes

@@ -13,17 +13,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvbaton.check.examples import Failure, Outcome, check_layouts, check_world
+from kvbaton.check.on_device import check_device
 from kvbaton.check.worlds import to_choices, world_of
 from kvbaton.errors import ConfigurationError
 
 
-def check_examples(examples: int, seed: int, *, processes: int = 1, json_to: str = "") -> bool:
+def check_examples(examples: int, seed: int, *, processes: int = 1, json_to: str = "", device: str = "") -> bool:
     """Check ``examples`` examples of ``seed`` and say what came out; whether all passed.
 
+    ``device`` is "cuda" where the GPU's kernels shall move the bytes, each process with the first GPU.
     ``json_to`` is the file that the figures are written to, or ``-`` for standard output and nothing else there. Raises
     `ConfigurationError` where Hypothesis is not installed, and where the file cannot be written.
     """
     check_target(json_to)
+    check_device(device)
     started = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
@@ -33,7 +36,7 @@ def check_examples(examples: int, seed: int, *, processes: int = 1, json_to: str
             rate = outcome.examples / max(time.monotonic() - started, 1e-9)
             bar.update(task, completed=outcome.examples, rate=f"{rate:.0f}/s")
 
-        outcome = check_layouts(examples, seed, processes=processes, progress=progress)
+        outcome = check_layouts(examples, seed, processes=processes, device=device, progress=progress)
     figures = as_json(outcome, examples, seed, time.monotonic() - started)
     write_json(figures, json_to)
     if json_to != "-":
@@ -41,16 +44,17 @@ def check_examples(examples: int, seed: int, *, processes: int = 1, json_to: str
     return outcome.failure is None
 
 
-def check_example(name: str, *, json_to: str = "") -> bool:
+def check_example(name: str, *, json_to: str = "", device: str = "") -> bool:
     """Check the one example of that name, and say what came out; whether it passed.
 
     Raises `ConfigurationError` where ``name`` names none, and where the file cannot be written.
     """
     check_target(json_to)
+    check_device(device)
     world = world_of(to_choices(name))
     started = time.monotonic()
-    report = check_world(world)
-    failure = None if report.ok else Failure(world.text(), name, report.problems, 0)
+    report = check_world(world, device)
+    failure = None if report.ok else Failure(world.text(), name, report.problems, 0, device)
     outcome = Outcome(int(report.ok), report.pairs, report.pieces, report.nbytes, failure=failure)
     write_json(as_json(outcome, 1, None, time.monotonic() - started), json_to)
     if json_to != "-":

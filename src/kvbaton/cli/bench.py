@@ -162,6 +162,29 @@ def digest(
 
 
 @app.command()
+def gpu(
+    against: Annotated[str, typer.Option(help="Contenders beside CUDA's and torch's, separated by commas.")] = "nixl",
+    pieces: Annotated[
+        str, typer.Option(help="Piece sizes in bytes, separated by commas.")
+    ] = "128,256,512,1024,2048,8192,32768,131072,2097152,67108864",
+    megabytes: Annotated[int, typer.Option(min=1, help="MiB of one copy, at least a page of all tensors.")] = 512,
+    runs: Annotated[int, typer.Option(min=1, help="Counted runs; the median is reported.")] = 5,
+    devices: Annotated[str, typer.Option(help="GPU of the source, and GPU of the destination.")] = "0,0",
+    json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench/gpu.json"),
+) -> None:
+    """Copies on GPUs, from one process into the mapped memory of another, beside others, every byte checked."""
+    from kvbaton.bench.gpu.start import run
+    from kvbaton.bench.report import write_report
+
+    chosen = [number.strip() for number in devices.split(",")]
+    if len(chosen) != 2 or not all(number.isdecimal() for number in chosen):
+        raise typer.BadParameter(f"{devices!r} is no pair of numbers, as in 0,1", param_hint="--devices")
+    sizes = [_piece(piece) for piece in pieces.split(",")]
+    here, there = (int(number) for number in chosen)
+    write_report(run((here, there), _listed(against, ("nixl",), "--against"), sizes, megabytes, runs), json)
+
+
+@app.command()
 def plot(
     json: Annotated[Path, typer.Option(help="Figures of `kvbaton bench transfer`.")] = Path(
         "build/bench/transfer.json"

@@ -19,6 +19,7 @@ def layouts(
     json: Annotated[str, typer.Option(help="Where the figures are written as JSON; - is standard output.")] = "",
     processes: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
     example: Annotated[str, typer.Option(help="Check only the example of this name.")] = "",
+    device: Annotated[str, typer.Option(help="cuda: the GPU's kernels move the bytes.")] = "",
 ) -> None:
     """Check the planner against the oracle on random pairs of layouts, byte by byte.
 
@@ -30,11 +31,11 @@ def layouts(
     from kvbaton.check.report import check_example, check_examples
 
     if example:
-        passed = check_example(example, json_to=json)
+        passed = check_example(example, json_to=json, device=device)
     else:
         chosen = secrets.randbelow(1 << 32) if seed is None else seed
         with tempfile.TemporaryDirectory() as folder, _storage(folder):
-            passed = check_examples(examples, chosen, processes=processes, json_to=json)
+            passed = check_examples(examples, chosen, processes=processes, json_to=json, device=device)
     raise typer.Exit(0 if passed else 1)
 
 

@@ -1,0 +1,1 @@
+"""``kvbaton bench gpu``: copies between the memory of two processes, on one GPU or two, beside others."""
