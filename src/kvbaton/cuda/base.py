@@ -77,7 +77,7 @@ class Kernels(Protocol):
         begin: int,
         cast: Cast | None,
     ) -> None:
-        """Fill ``nbytes`` bytes of the device from address ``packed`` with the packed stream from its byte ``begin``."""
+        """Fill ``nbytes`` bytes at address ``packed`` with the packed stream from its byte ``begin``."""
 
     def scatter(
         self,
@@ -90,7 +90,7 @@ class Kernels(Protocol):
         stream: Stream,
         begin: int,
     ) -> None:
-        """Spread ``nbytes`` bytes from address ``packed``, which are the packed stream from ``begin``, over the rows."""
+        """Spread ``nbytes`` bytes at address ``packed``, the packed stream from its byte ``begin``, over the rows."""
 
 
 class Driver(abc.ABC):

@@ -1,8 +1,8 @@
 """Devices that are none: the strict reference of `kvbaton.cuda.base`, on host memory that processes share.
 
-Addresses of its memory point nowhere, so that whoever touches them without the device is found out at once. Work is done
-late, by a thread for each stream, and with the tables as they are then. Work on memory that is not mapped, and memory
-that is closed while work on it is under way, are a `DriverMisuse`; a real device would have crashed or lost data.
+Addresses of its memory point nowhere, so that whoever touches them without the device is found out at once. Work is
+done late, by a thread for each stream, and with the tables as they are then. Work on memory that is not mapped, and
+memory that is closed while work on it is under way, are a `DriverMisuse`; a real device would have crashed or lost data.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class _Mapping:
 class FakeMachine:
     """The memory of ``devices`` devices, and what is mapped of it in this process.
 
-    ``links`` are the pairs of devices that reach each other; None is all of them. ``delay`` are seconds before each work
-    of a stream begins; it may be set at any time.
+    ``links`` are the pairs of devices that reach each other; None is all of them. ``delay`` are seconds before each
+    work of a stream begins; it may be set at any time.
     """
 
     def __init__(self, devices: int = 1, links: Iterable[tuple[int, int]] | None = None, delay: float = 0.0) -> None:

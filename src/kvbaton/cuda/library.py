@@ -36,11 +36,11 @@ NOT_SHAREABLE = (
 
 
 class _Handle(ctypes.Structure):
-    _fields_ = [("reserved", c_char * HANDLE_BYTES)]  # noqa: RUF012
+    _fields_ = [("reserved", c_char * HANDLE_BYTES)]
 
 
 class _Uuid(ctypes.Structure):
-    _fields_ = [("bytes", c_char * UUID_BYTES)]  # noqa: RUF012
+    _fields_ = [("bytes", c_char * UUID_BYTES)]
 
 
 def _raw(structure: ctypes.Structure) -> bytes:
@@ -195,9 +195,7 @@ class LibraryDriver(Driver):
         address = c_uint64()
         passed = _Handle.from_buffer_copy(handle)
         with self._current(device):
-            code = self._call.code(
-                "cuIpcOpenMemHandle_v2", byref(address), passed, c_uint(IPC_LAZY_ENABLE_PEER_ACCESS)
-            )
+            code = self._call.code("cuIpcOpenMemHandle_v2", byref(address), passed, c_uint(IPC_LAZY_ENABLE_PEER_ACCESS))
             if code:
                 raise TransportUnavailable(
                     f"the peer's memory cannot be opened: {self._call.words(code)}; it must be alive, on this host, "

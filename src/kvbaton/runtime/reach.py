@@ -94,9 +94,7 @@ def _others(accepted: Accepted, tried: list[str], context: Context) -> list[str]
     return [common, *failed, *(f"not here, {name}: {why}" for name, why in context.left_out.items())]
 
 
-def _out_of_reach(
-    context: Context, transport: Transport, accepted: Accepted, remote: RemotePeer, *, aux: bool
-) -> str:
+def _out_of_reach(context: Context, transport: Transport, accepted: Accepted, remote: RemotePeer, *, aux: bool) -> str:
     """A region that the pair moves data from or into and that is out of reach; empty if there is none."""
     sides: tuple[tuple[RankLayout, Callable[[int], bool], str], ...] = (
         (context.layout, transport.reads, "read region {} of this rank"),
