@@ -2,7 +2,7 @@
 
 Addresses of its memory point nowhere, so that whoever touches them without the device is found out at once. Work is
 done late, by a thread for each stream, and with the tables as they are then. Work on memory that is not mapped, and
-memory that is closed while work on it is under way, are a `DriverMisuse`; a real device would have crashed or lost data.
+memory that is closed while work on it is under way, are a `DriverMisuse`: a real device would crash or lose data.
 """
 
 from __future__ import annotations
