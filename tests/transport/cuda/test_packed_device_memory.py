@@ -1,0 +1,89 @@
+"""Every promise of the transport contract where the memory is a device's and the transport carries packed bytes.
+
+The device is a fake: host memory stands for a GPU's.
+"""
+
+import numpy as np
+import pytest
+from fake_memory import DeviceMemory
+from peer_process import eventually
+
+import kvbaton.cuda
+from kvbaton.copy.movers import device_mover
+from kvbaton.cuda.fake import FakeDriver, FakeMachine
+from kvbaton.errors import RowsError
+from kvbaton.plan.boxes import Boxes, Transfer
+from kvbaton.transport.conformance import Conformance, Memory, NotApplicable
+from kvbaton.transport.tcp import TcpTransport
+
+
+def replace_tcp(old, instance):
+    port = old.port
+    old.close()
+    return TcpTransport(instance, bind=f"127.0.0.1:{port}")
+
+
+@pytest.fixture
+def machine():
+    machine = FakeMachine()
+    with kvbaton.cuda.use(FakeDriver(machine)):
+        yield machine
+        device_mover(0).close()
+    assert machine.misuses == []
+    assert machine.mapped == 0, "memory is left"
+
+
+class OneWay(Conformance):
+    """The sources of each pair are on the device, and all other memory on the host; or the other way round."""
+
+    def __init__(self, make, machine, to_host, **options):
+        super().__init__(make, memory=self.make_memory, **options)
+        self.machine = machine
+        self.to_host = to_host
+        self.sources_left = 0
+
+    def pair(self, source_bytes, destination_bytes):
+        self.sources_left = len(source_bytes)
+        return super().pair(source_bytes, destination_bytes)
+
+    def make_memory(self, nbytes, shared):
+        source, self.sources_left = self.sources_left > 0, max(0, self.sources_left - 1)
+        return DeviceMemory(self.machine, nbytes) if source is self.to_host else Memory(nbytes, shared=shared)
+
+
+def suite(kinds, machine, make, **options):
+    if kinds == "device to device":
+        return Conformance(make, memory=lambda nbytes, shared: DeviceMemory(machine, nbytes), **options)
+    return OneWay(make, machine, kinds == "device to host", **options)
+
+
+KINDS = ["device to device", "device to host", "host to device"]
+
+
+@pytest.mark.parametrize("check", Conformance.names())
+@pytest.mark.parametrize("kinds", KINDS)
+def test_promise_is_kept_over_tcp(machine, kinds, check):
+    try:
+        suite(kinds, machine, TcpTransport, replace=replace_tcp).run(check)
+    except NotApplicable as missing:
+        pytest.skip(f"tcp: {missing}")
+
+
+def test_a_transfer_between_several_kinds_of_memory_is_refused(machine):
+    device, host = DeviceMemory(machine, 64), Memory(64, shared=False)
+    writer, target = TcpTransport("writer"), TcpTransport("target")
+    for transport in (writer, target):
+        transport.register([device.region, host.region])
+    peer = writer.connect(target.describe())
+    target.admit(writer.describe())
+    good, bad = (np.array([(at, 0, 64, 1, 0, 0, 0) for at in regions]) for regions in ((0, 0), (0, 1)))
+    shape, one = np.array([(1, 1, 8)] * 2), np.zeros(1, np.int64)
+    with pytest.raises(RowsError, match="several kinds of memory"):
+        writer.write(peer, [Transfer(Boxes(shape, bad, good), one, one)], 1)
+    writer.write(peer, [Transfer(Boxes(shape, good, bad), one, one)], 2)
+    ended = []
+    assert eventually(lambda: ended.extend(writer.poll()) or ended)
+    assert "several kinds of memory" in ended[0].error
+    writer.close()
+    target.close()
+    device.close()
