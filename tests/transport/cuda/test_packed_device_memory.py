@@ -14,6 +14,8 @@ from kvbaton.cuda.fake import FakeDriver, FakeMachine
 from kvbaton.errors import RowsError
 from kvbaton.plan.boxes import Boxes, Transfer
 from kvbaton.transport.conformance import Conformance, Memory, NotApplicable
+from kvbaton.transport.fabric.memory import MemoryFabric
+from kvbaton.transport.fabric.transport import FabricTransport
 from kvbaton.transport.tcp import TcpTransport
 
 
@@ -67,6 +69,26 @@ def test_promise_is_kept_over_tcp(machine, kinds, check):
         suite(kinds, machine, TcpTransport, replace=replace_tcp).run(check)
     except NotApplicable as missing:
         pytest.skip(f"tcp: {missing}")
+
+
+@pytest.mark.parametrize("check", Conformance.names())
+@pytest.mark.parametrize(
+    ("executor", "kinds"), [("packed", "device to device"), ("auto", "device to host"), ("auto", "host to device")]
+)
+def test_promise_is_kept_over_a_fabric_that_reaches_host_memory_only(machine, executor, kinds, check):
+    """Its slabs are host memory, whatever the rows are."""
+    options = {"executor": executor, "slabs": "16", "staging_slabs": "4", "slab_bytes": "1MiB"}
+    fabrics = []
+
+    def make(instance):
+        fabrics.append(MemoryFabric(instance))
+        return FabricTransport(instance, fabrics[-1], options=options)
+
+    try:
+        suite(kinds, machine, make).run(check)
+    except NotApplicable as missing:
+        pytest.skip(f"{executor}: {missing}")
+    assert not [misuse for fabric in fabrics for misuse in fabric.misuses]
 
 
 def test_a_transfer_between_several_kinds_of_memory_is_refused(machine):

@@ -43,7 +43,7 @@ def decoders() -> list[Decoder]:
     nixl = NixlDescriptor("agent", b"metadata", 4096, samples.TOKEN, (Place(4096, 64, "host", 0),))
     greeting = tcp_wire.TCP.magic + struct.pack("<H64sB", tcp_wire.TCP.version, bytes(64), 8) + b"decode-1"
     hello = _lengthy(pack(side.Hello(True, process, 3, (1, 2))))
-    welcome = _lengthy(pack(side.Welcome(b"fabric", True, SLAB, (0, 1), ("host",))))
+    welcome = _lengthy(pack(side.Welcome(b"fabric", True, SLAB, (0, 1), (3,))))
     transfer = _transfer()
     frame = tcp_wire.encode_frame(transfer, 7, True) + bytes(transfer.nbytes)
     payload = side.Header(side.WHOLE, 2, 2, 1, 7, 0, 0, transfer.nbytes).encode() + wire.encode_tables(transfer)

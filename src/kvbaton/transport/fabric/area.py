@@ -53,7 +53,7 @@ class Area(NamedTuple):
 
 
 def numbers_of(nbytes: Int64s) -> Int64s:
-    """The fabric's number of each region, by their lengths; -1 for empty ones, which no library needs to know.
+    """The fabric's number of each region, by the lengths that it is told; -1 for those of which it needs to know none.
 
     Both sides count the same way: the slabs come first, then the regions.
     """
@@ -62,14 +62,14 @@ def numbers_of(nbytes: Int64s) -> Int64s:
     return numbers
 
 
-def on_host(kinds: Iterable[str]) -> Flags:
-    """Which regions are host memory, which the CPU can pack and unpack."""
-    return np.array([kind == "host" for kind in kinds], dtype=np.bool_)
+def flags(each: Iterable[bool]) -> Flags:
+    """A flag for each region."""
+    return np.fromiter(each, dtype=np.bool_)
 
 
-def fabric_regions(area: Area, regions: Sequence[Region]) -> list[Region]:
-    """What is registered with a fabric, in the order of `numbers_of`."""
-    return [area.region, *(region for region in regions if region.nbytes)]
+def fabric_regions(area: Area, regions: Sequence[Region], direct: Flags) -> list[Region]:
+    """What is registered with a fabric, in the order of `numbers_of`: the slabs, and the regions that go ``direct``."""
+    return [area.region, *(region for region, goes in zip(regions, direct, strict=True) if goes)]
 
 
 def one_write(local: int, remote: int, nbytes: int) -> Writes:
