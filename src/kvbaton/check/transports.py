@@ -13,6 +13,7 @@ import msgspec
 from kvbaton.errors import ConfigurationError, TransportUnavailable
 from kvbaton.transport import NAMES, Transport, create
 from kvbaton.transport.conformance import Conformance, Outcome
+from kvbaton.transport.conformance.device import suitable_memory
 from kvbaton.transport.executor import EXECUTORS
 from kvbaton.transport.fabric import FABRICS
 
@@ -100,10 +101,12 @@ def run(
             f"there is no check {', '.join(unknown)}; choose among {', '.join(Conformance.names())}"
         )
     try:
-        subject.make(f"probe-{os.getpid()}-{time.monotonic_ns()}").close()
+        probe = subject.make(f"probe-{os.getpid()}-{time.monotonic_ns()}")
+        memory = suitable_memory(probe.capabilities)
+        probe.close()
     except TransportUnavailable as error:
         return Run(subject.name, "unavailable", str(error))
-    suite = Conformance(subject.make, timeout=timeout)
+    suite = Conformance(subject.make, memory=memory, timeout=timeout)
     began = time.monotonic()
     outcomes = []
     for check in checks or Conformance.names():

@@ -27,13 +27,13 @@ def why_not():
 needs_device = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
-class DeviceMemory(Memory):
-    """Memory of torch's allocator on a device."""
+class TorchMemory(Memory):
+    """Memory of torch's caching allocator: a part of a larger allocation."""
 
     def __init__(self, nbytes, device=0):
         import torch
 
-        self.tensor = torch.zeros(nbytes, dtype=torch.uint8, device=f"cuda:{device}")
+        self.tensor = torch.zeros(nbytes + 512, dtype=torch.uint8, device=f"cuda:{device}")[512:]
         torch.cuda.synchronize()
         self.region = Region.of(self.tensor)
 
@@ -43,11 +43,10 @@ class DeviceMemory(Memory):
     def fill(self, content):
         import torch
 
-        values = torch.from_numpy(content) if isinstance(content, np.ndarray) else content
-        if isinstance(values, int):
-            self.tensor.fill_(values)
+        if isinstance(content, np.ndarray):
+            self.tensor.copy_(torch.from_numpy(content))
         else:
-            self.tensor.copy_(values)
+            self.tensor.fill_(content)
         torch.cuda.synchronize()
 
     def close(self):
@@ -57,7 +56,7 @@ class DeviceMemory(Memory):
 def destination(nbytes, connection, device=0, name="destination"):
     """Offer memory of a device until told to answer with its content, or killed."""
     transport = CudaTransport(name)
-    memory = DeviceMemory(nbytes, device)
+    memory = TorchMemory(nbytes, device)
     memory.fill(CANARY)
     transport.register([memory.region])
     connection.send(transport.describe())
@@ -70,7 +69,7 @@ def destination(nbytes, connection, device=0, name="destination"):
 def writer(nbytes, descriptor, connection, device=0):
     """Write to the destination over and over, a new value each time, until it cannot or is killed."""
     transport = CudaTransport("writer")
-    memory = DeviceMemory(nbytes, device)
+    memory = TorchMemory(nbytes, device)
     transport.register([memory.region])
     connection.send(transport.describe())
     connection.recv()
@@ -96,7 +95,7 @@ def expandable(connection):
     import torch
 
     transport = CudaTransport("expandable")
-    memory = DeviceMemory(64 << 20)
+    memory = TorchMemory(64 << 20)
     assert torch.cuda.memory._snapshot()["segments"][0]["is_expandable"]
     transport.register([memory.region])
     connection.send(transport.describe())

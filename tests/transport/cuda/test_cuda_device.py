@@ -7,7 +7,7 @@ import time
 import device
 import numpy as np
 import pytest
-from device import DeviceMemory, needs_device
+from device import TorchMemory, needs_device
 from peer_process import ROW, content, eventually, receive, started
 
 from kvbaton.errors import TransportUnavailable
@@ -35,7 +35,7 @@ def memory_fabric(instance):
 
 
 def on_device(nbytes, shared):
-    return DeviceMemory(nbytes)
+    return TorchMemory(nbytes)
 
 
 SUITES = {
@@ -63,7 +63,7 @@ def transport():
 
 def test_content_arrives_in_memory_of_another_process(transport):
     values = np.random.default_rng(1).integers(0, CANARY, 4 * MIB, dtype=np.uint8)
-    source = DeviceMemory(4 * MIB)
+    source = TorchMemory(4 * MIB)
     source.fill(values)
     transport.register([source.region])
     order = np.random.default_rng(2).permutation(1024)
@@ -80,7 +80,7 @@ def test_content_arrives_in_memory_of_another_process(transport):
 
 
 def test_a_killed_destination_harms_neither_tickets_nor_the_device(transport):
-    source = DeviceMemory(256 * MIB)
+    source = TorchMemory(256 * MIB)
     transport.register([source.region])
     everything = np.arange(256)
     with started(device.destination, 256 * MIB) as (process, connection):
@@ -116,7 +116,7 @@ def test_a_killed_destination_harms_neither_tickets_nor_the_device(transport):
 
 
 def test_a_killed_writer_is_fenced_and_nothing_lands_afterwards(transport):
-    memory = DeviceMemory(256 * MIB)
+    memory = TorchMemory(256 * MIB)
     memory.fill(CANARY)
     transport.register([memory.region])
     with started(device.writer, 256 * MIB, transport.describe()) as (process, connection):
@@ -133,7 +133,7 @@ def test_a_killed_writer_is_fenced_and_nothing_lands_afterwards(transport):
 
 def test_when_the_work_of_a_killed_writer_ends(transport, capsys):
     """How long after the end of its process memory still changes; a measurement, for the time that a fence waits."""
-    memory = DeviceMemory(256 * MIB)
+    memory = TorchMemory(256 * MIB)
     memory.fill(CANARY)
     transport.register([memory.region])
     late = []
@@ -160,7 +160,7 @@ def test_when_the_work_of_a_killed_writer_ends(transport, capsys):
 
 def test_memory_of_expandable_segments(transport, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    memory = DeviceMemory(64 << 10)
+    memory = TorchMemory(64 << 10)
     memory.fill(CANARY)
     transport.register([memory.region])
     with started(device.expandable) as (_, connection):
@@ -174,7 +174,7 @@ def test_memory_of_expandable_segments(transport, monkeypatch):
 
 
 def test_peers_that_come_and_die_leave_nothing(transport):
-    source = DeviceMemory(ROW)
+    source = TorchMemory(ROW)
     transport.register([source.region])
     counts = []
     for number in range(4):

@@ -80,7 +80,7 @@ class CudaTransport(MappedTransport):
     capabilities = Capabilities(
         mapped=True,
         cross_host=False,
-        memory_kinds=frozenset({"host", KIND}),
+        memory_kinds=frozenset({KIND}),
         needs_shared_memory=False,
         lets_go=True,
     )
@@ -101,7 +101,7 @@ class CudaTransport(MappedTransport):
 
         Raises `TransportUnavailable` where there is no memory of a device, or of several.
         """
-        self.table = RegionTable.of_kinds(regions, self.capabilities.memory_kinds, self.name)
+        self.table = RegionTable.of_kinds(regions, frozenset({KIND, "host"}), self.name)
         usable = [region.kind == KIND and region.nbytes > 0 for region in regions]
         devices = sorted({region.device for region, use in zip(regions, usable, strict=True) if use})
         if not devices:
