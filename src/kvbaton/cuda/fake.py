@@ -23,6 +23,8 @@ from kvbaton.plan.boxes import Boxes, Cast, Int64s, Transfer
 
 ELSEWHERE = 1 << 46
 """What is added to the address of host memory, which the kernel maps high up, to get one at which nothing is."""
+PART_BYTES = 32
+"""How much of memory that cannot be exported is one allocation."""
 _HANDLE = struct.Struct("<4sqqqqqq")
 _MAGIC = b"fake"
 
@@ -175,12 +177,17 @@ class FakeDriver(Driver):
             raise TransportUnavailable(f"there is no device memory at {address:#x}")
         if mapping.device != self._visible[device]:
             raise TransportUnavailable(f"the memory at {address:#x} is not on device {device}")
+        if not mapping.exportable:
+            # Virtual memory is mapped in parts, each of which is an allocation.
+            part = (address - mapping.base) // PART_BYTES * PART_BYTES
+            return Allocation(mapping.base + part, min(PART_BYTES, mapping.nbytes - part))
         return Allocation(mapping.base, mapping.nbytes)
 
     def export(self, base: int, device: int) -> bytes:
         """As `Driver.export`."""
         mapping = self.machine.at(base)
-        self.machine.require(mapping is not None and mapping.base == base, f"no allocation begins at {base:#x}")
+        begins = mapping is not None and base == self.allocation(base, device).base
+        self.machine.require(begins, f"no allocation begins at {base:#x}")
         assert mapping is not None
         if not mapping.exportable or not isinstance(mapping.memory, SharedMemory):
             raise TransportUnavailable(

@@ -125,6 +125,8 @@ class LibraryDriver(Driver):
         self._exports: Counter[bytes] = Counter()
         self._own: Counter[int] = Counter()
         """How often allocations of this process are open, by where they begin."""
+        self._streams: dict[int, list[int]] = {}
+        """By device: streams that nobody uses."""
 
     @property
     def kernels(self) -> Kernels:  # type: ignore[override]
@@ -216,7 +218,10 @@ class LibraryDriver(Driver):
 
     def stream(self, device: int) -> Stream:
         """As `Driver.stream`."""
-        return _LibraryStream(self._call, self._devices[device], device)
+        with self._lock:
+            idle = self._streams.setdefault(device, [])
+            handle = idle.pop() if idle else 0
+        return _LibraryStream(self._call, self._devices[device], device, handle, idle)
 
     def allocate(self, nbytes: int, device: int) -> int:
         """As `Driver.allocate`."""
@@ -266,14 +271,22 @@ class LibraryDriver(Driver):
 
 
 class _LibraryStream(Stream):
-    def __init__(self, call: _Library, owner: _Device, device: int) -> None:
+    """A stream that lives as long as the process, and is lent out.
+
+    Torch remembers on which streams memory of its allocators was used, and asks them later: none may ever be destroyed.
+    """
+
+    def __init__(self, call: _Library, owner: _Device, device: int, handle: int, idle: list[int]) -> None:
         self.device = device
         self._call = call
         self._owner = owner
-        stream = c_void_p()
-        with owner.current():
-            call("cuStreamCreate", byref(stream), c_uint(STREAM_NON_BLOCKING))
-        self.handle = stream.value or 0
+        self._idle = idle
+        if not handle:
+            stream = c_void_p()
+            with owner.current():
+                call("cuStreamCreate", byref(stream), c_uint(STREAM_NON_BLOCKING))
+            handle = stream.value or 0
+        self.handle = handle
 
     def mark(self) -> Mark:
         """As `Stream.mark`."""
@@ -288,8 +301,7 @@ class _LibraryStream(Stream):
         """As `Stream.close`."""
         handle, self.handle = self.handle, 0
         if handle:
-            with self._owner.current():
-                self._call("cuStreamDestroy_v2", c_void_p(handle))
+            self._idle.append(handle)
 
 
 class _LibraryMark(Mark):

@@ -27,6 +27,15 @@ def why_not():
 needs_device = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
+def count():
+    """How many devices there are."""
+    if why_not():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
 class TorchMemory(Memory):
     """Memory of torch's caching allocator: a part of a larger allocation."""
 
@@ -88,6 +97,18 @@ def writer(nbytes, descriptor, connection, device=0):
             while ended < 8:
                 ended += len(transport.poll())
                 time.sleep(0.0001)
+
+
+def blind(descriptor, connection):
+    """Say why a device that this process does not see cannot be written to."""
+    transport = CudaTransport("blind")
+    memory = TorchMemory(ROW)
+    transport.register([memory.region])
+    try:
+        transport.connect(descriptor)
+    except TransportError as error:
+        connection.send(str(error))
+    connection.recv()
 
 
 def expandable(connection):

@@ -187,3 +187,40 @@ def test_peers_that_come_and_die_leave_nothing(transport):
             transport.disconnect(peer)
         counts.append(len(os.listdir("/proc/self/fd")))
     assert counts[3] == counts[1]
+
+
+@pytest.mark.skipif(device.count() < 2, reason="needs two GPUs that reach each other")
+@pytest.mark.parametrize("visible", ["0,1", "1,0"])
+def test_content_arrives_on_another_gpu(monkeypatch, visible):
+    """The other process counts the devices as ``visible`` says; its memory is always on the second one."""
+    values = np.random.default_rng(1).integers(0, CANARY, 4 * MIB, dtype=np.uint8)
+    source = TorchMemory(4 * MIB)
+    source.fill(values)
+    transport = CudaTransport("here")
+    transport.register([source.region])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    order = np.random.default_rng(2).permutation(1024)
+    with started(device.destination, 8 * MIB, device=visible.split(",").index("1")) as (_, connection):
+        peer = transport.connect(receive(connection))
+        for ticket in range(20):
+            transport.write(peer, [rows(4096, order, order[::-1], stride=8192)], ticket)
+        ended = []
+        assert eventually(lambda: ended.extend(transport.poll()) or len(ended) == 20)
+        assert not any(completion.error for completion in ended)
+        found = content(connection).reshape(1024, 8192)
+        transport.disconnect(peer)
+    transport.close()
+    np.testing.assert_array_equal(found[order[::-1], :4096], values.reshape(1024, 4096)[order])
+    assert (found[:, 4096:] == CANARY).all()
+
+
+@pytest.mark.skipif(device.count() < 2, reason="needs two GPUs")
+def test_a_gpu_that_is_hidden_is_named(monkeypatch):
+    source = TorchMemory(MIB, 1)
+    transport = CudaTransport("here")
+    transport.register([source.region])
+    descriptor = transport.describe()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with started(device.blind, descriptor) as (_, connection):
+        assert "CUDA_VISIBLE_DEVICES" in receive(connection)
+    transport.close()

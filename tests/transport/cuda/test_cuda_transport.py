@@ -201,6 +201,18 @@ def test_a_device_that_fails_ends_every_ticket_with_its_words(machine, ends):
     assert all("an uncorrectable error" in error for error in ended.values())
 
 
+def test_a_device_that_cannot_copy_is_refused_before_anything_depends_on_it(machine, ends, monkeypatch):
+    memory = memory_of(machine, 64)
+    broken = ends("broken")
+    monkeypatch.setattr(broken._driver.kernels, "copy_boxes", lambda *_: None)
+    with pytest.raises(TransportUnavailable, match="device 0 cannot copy: what came is not what was sent"):
+        broken.register([memory.region])
+    absent = ends("absent")
+    absent._driver.kernels = None
+    with pytest.raises(TransportUnavailable, match="device 0 cannot copy: AttributeError"):
+        absent.register([memory.region])
+
+
 def test_a_disconnect_waits_for_what_the_device_has_begun(machine, ends):
     writer, target = ends("writer"), ends("target")
     memory = memory_of(machine, 64)

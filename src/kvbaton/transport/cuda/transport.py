@@ -28,6 +28,7 @@ from kvbaton.transport.cuda.descriptor import (
     decode_descriptor,
     encode_descriptor,
 )
+from kvbaton.transport.cuda.trial import try_out
 from kvbaton.transport.cuda.workers import CudaWorkers
 from kvbaton.transport.mapped import MappedTransport
 from kvbaton.transport.process import ProcessKey, ProcessWatch
@@ -111,6 +112,7 @@ class CudaTransport(MappedTransport):
                 f"the regions are on devices {', '.join(map(str, devices))}; the memory of one rank must be on one "
                 "device: make a manager for each"
             )
+        try_out(self._driver, devices[0])
         self.table.nbytes = np.where(usable, self.table.nbytes, 0)
         self._device = devices[0]
         self._device_workers.device = self._device
@@ -135,18 +137,19 @@ class CudaTransport(MappedTransport):
 
     def _export(self, number: int, region: Region) -> CudaRegion:
         allocation = self._driver.allocation(region.address, region.device)
-        offset = region.address - allocation.base
-        if offset + region.nbytes > allocation.nbytes:
-            raise TransportUnavailable(
-                f"region {number} ends {offset + region.nbytes} bytes behind the begin of its allocation, which has "
-                f"{allocation.nbytes}"
-            )
         try:
             handle = self._driver.export(allocation.base, region.device)
         except TransportUnavailable as error:
             # Its own writes can read it all the same.
             logger.warning("cuda: peers cannot write into region %d: %s", number, error)
             return CudaRegion(region.nbytes, why=str(error)[:512])
+        offset = region.address - allocation.base
+        if offset + region.nbytes > allocation.nbytes:
+            self._driver.retract(handle)
+            raise TransportUnavailable(
+                f"region {number} ends {offset + region.nbytes} bytes behind the begin of its allocation, which has "
+                f"{allocation.nbytes}"
+            )
         shared = Shared(handle, allocation.nbytes)
         if shared in self._shared:
             self._driver.retract(handle)
