@@ -10,6 +10,7 @@ import contextlib
 import mmap
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ Buffer = memoryview | bytes | bytearray
 
 STAGE_BYTES = 4 << 20
 """Device memory through which one call moves packed bytes."""
+KEPT_TABLES = 128
+"""Tables of boxes that are remembered: those of so many plans, and no more than the kernels keep."""
 
 
 class Mover(abc.ABC):
@@ -68,6 +71,32 @@ class _Lane(NamedTuple):
     stage: int
 
 
+class _Tables(NamedTuple):
+    """The tables of one side."""
+
+    shape: Int64s
+    side: Int64s
+    cast: Cast | None
+
+
+class _Known:
+    """Tables that came before, so that equal ones are the same objects: kernels keep what they made of those."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tables: OrderedDict[bytes, _Tables] = OrderedDict()
+
+    def same(self, shape: Int64s, side: Int64s, cast: Cast | None) -> _Tables:
+        """The first tables that were equal to these."""
+        key = b"".join(table.tobytes() for table in (shape, side, *(cast or ())))
+        with self._lock:
+            found = self._tables.setdefault(key, _Tables(shape, side, cast))
+            self._tables.move_to_end(key)
+            if len(self._tables) > KEPT_TABLES:
+                self._tables.popitem(last=False)
+        return found
+
+
 class DeviceMover(Mover):
     """Rows of a CUDA device: its kernels pack and unpack in its memory, and one large copy goes over the bus.
 
@@ -78,6 +107,7 @@ class DeviceMover(Mover):
         self._driver = driver
         self._device = device
         self._kernels = driver.kernels
+        self._known = _Known()
         self._lock = threading.Lock()
         self._lanes: list[_Lane] = []
         """Those that nobody uses. As many are made as calls come at a time."""
@@ -87,6 +117,7 @@ class DeviceMover(Mover):
     ) -> None:
         """As `Mover.gather`."""
         host, total = _address(out), len(out)
+        shape, side, cast = self._known.same(shape, side, cast)
         with self._lane() as (stream, stage):
             for at in range(0, total, STAGE_BYTES):
                 some = min(STAGE_BYTES, total - at)
@@ -96,6 +127,7 @@ class DeviceMover(Mover):
     def scatter(self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Buffer, begin: int) -> None:
         """As `Mover.scatter`."""
         host, total = _address(packed), len(packed)
+        shape, side, _ = self._known.same(shape, side, None)
         with self._lane() as (stream, stage):
             for at in range(0, total, STAGE_BYTES):
                 some = min(STAGE_BYTES, total - at)
