@@ -159,8 +159,9 @@ def test_when_the_work_of_a_killed_writer_ends(transport, capsys):
 
 
 def test_memory_of_expandable_segments(transport, monkeypatch):
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    # Before the variable is set, which is read with the first allocation of a process.
     memory = TorchMemory(64 << 10)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     memory.fill(CANARY)
     transport.register([memory.region])
     with started(device.expandable) as (_, connection):
