@@ -1,11 +1,11 @@
-"""Packed streams from and to memory of any kind; the device is a fake."""
+"""PackedBytes streams from and to memory of any kind; the device is a fake."""
 
 import numpy as np
 import pytest
 
 import kvbaton.cuda
 from kvbaton.copy import gather
-from kvbaton.copy.movers import STAGE_BYTES, Movers, device_mover
+from kvbaton.copy.movers import STAGE_BYTES, Movers, PackedBytes, device_mover
 from kvbaton.cuda.fake import FakeDriver, FakeMachine
 from kvbaton.errors import RowsError, TransportError
 from kvbaton.memory import Region
@@ -38,11 +38,11 @@ def test_a_stream_is_the_same_from_a_device_as_from_the_host(machine, begin, nby
     movers, bases = Movers([region]), np.array([region.address])
     wanted, found = bytearray(nbytes), bytearray(nbytes)
     gather(SHAPE, SIDE, units, np.array([content.ctypes.data]), wanted, begin=begin)
-    movers.gather(SHAPE, SIDE, units, bases, memoryview(found), begin=begin)
+    movers.gather(SHAPE, SIDE, units, bases, PackedBytes.of(found), begin=begin)
     assert found == wanted
     # And back, into other memory, of which no other byte changes.
     target = device_region(machine, np.full(len(content), 0xEE, np.uint8))
-    movers.scatter(SHAPE, SIDE, units, np.array([target.address]), bytes(found), begin=begin)
+    movers.scatter(SHAPE, SIDE, units, np.array([target.address]), PackedBytes.of(found), begin=begin)
     packed = np.full(len(content), 0xEE, np.uint8)
     packed[begin : begin + nbytes] = np.frombuffer(wanted, np.uint8)
     expected = np.empty_like(packed).reshape(-1, ROW)
@@ -59,7 +59,9 @@ def test_equal_tables_are_the_same_objects_to_the_kernels(machine, monkeypatch):
         kernels, "gather", lambda shape, side, *rest: seen.append((shape, side)) or real(shape, side, *rest)
     )
     for _ in range(2):
-        movers.gather(SHAPE.copy(), SIDE.copy(), np.array([1]), np.array([region.address]), memoryview(bytearray(ROW)))
+        movers.gather(
+            SHAPE.copy(), SIDE.copy(), np.array([1]), np.array([region.address]), PackedBytes.of(bytearray(ROW))
+        )
     (first, second) = seen
     assert first[0] is second[0]
     assert first[1] is second[1]
@@ -94,5 +96,5 @@ def test_a_device_that_fails_is_told_to_the_caller(machine):
     movers = Movers([region])
     machine.failure = "an uncorrectable error"
     with pytest.raises(TransportError, match="uncorrectable"):
-        movers.gather(SHAPE, SIDE, np.array([0]), np.array([region.address]), memoryview(bytearray(ROW)))
+        movers.gather(SHAPE, SIDE, np.array([0]), np.array([region.address]), PackedBytes.of(bytearray(ROW)))
     machine.failure = ""

@@ -1,4 +1,4 @@
-"""Copies between packed host buffers and rows of whatever kind of memory: one mover for each kind.
+"""Copies between packed bytes and rows of whatever kind of memory: one mover for each kind.
 
 What sends and receives packed streams is written against `Movers` and never asks what kind a region is of.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import ctypes
 import mmap
 import threading
 import weakref
@@ -28,22 +29,51 @@ Buffer = memoryview | bytes | bytearray
 
 STAGE_BYTES = 4 << 20
 """Device memory through which one call moves packed bytes."""
+ON_HOST = -1
+"""The device of packed bytes that are in host memory."""
+KEPT_LANES = 4
+"""Streams and stages of a device that are kept while nobody uses them: to free memory of a device takes long."""
 KEPT_TABLES = 128
 """Tables of boxes that are remembered: those of so many plans, and no more than the kernels keep."""
 
 
+class PackedBytes(NamedTuple):
+    """Where packed bytes lie: ``nbytes`` from ``address``, on the host or on a device; ``owner`` keeps them alive."""
+
+    address: int
+    nbytes: int
+    device: int = ON_HOST
+    owner: object = None
+
+    @classmethod
+    def of(cls, buffer: Buffer) -> PackedBytes:
+        """A host buffer."""
+        return cls(_address(buffer), len(buffer), ON_HOST, buffer)
+
+    def part(self, begin: int, nbytes: int) -> PackedBytes:
+        """Some of it."""
+        return PackedBytes(self.address + begin, nbytes, self.device, self.owner)
+
+    @property
+    def view(self) -> memoryview:
+        """Its bytes, which must be on the host."""
+        return memoryview((ctypes.c_char * self.nbytes).from_address(self.address)).cast("B")
+
+
 class Mover(abc.ABC):
-    """Copies between rows of one memory and packed host buffers. Every method may be called from any thread."""
+    """Copies between rows of one memory and packed bytes. Every method may be called from any thread."""
 
     @abc.abstractmethod
     def gather(
-        self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, out: memoryview, begin: int, cast: Cast | None
+        self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, out: PackedBytes, begin: int, cast: Cast | None
     ) -> None:
-        """As `kvbaton.copy.gather`; the bytes are in ``out`` when it returns."""
+        """Fill ``out`` with the packed stream from its byte ``begin``; it is there when this returns."""
 
     @abc.abstractmethod
-    def scatter(self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Buffer, begin: int) -> None:
-        """As `kvbaton.copy.scatter`; the rows are visible to all when it returns."""
+    def scatter(
+        self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: PackedBytes, begin: int
+    ) -> None:
+        """Spread ``packed``, the stream from its byte ``begin``; rows are visible to all when this returns."""
 
     def pin(self, address: int, nbytes: int) -> Callable[[], None] | None:
         """Make copies with that host memory fast; what undoes it, or None where that does nothing."""
@@ -54,14 +84,24 @@ class HostMover(Mover):
     """Rows of host memory."""
 
     def gather(
-        self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, out: memoryview, begin: int, cast: Cast | None
+        self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, out: PackedBytes, begin: int, cast: Cast | None
     ) -> None:
         """As `Mover.gather`."""
-        copy.gather(shape, side, units, bases, out, begin=begin, cast=cast)
+        if out.device == ON_HOST:
+            copy.gather(shape, side, units, bases, out.view, begin=begin, cast=cast)
+            return
+        between = bytearray(out.nbytes)
+        copy.gather(shape, side, units, bases, between, begin=begin, cast=cast)
+        device_mover(out.device).put(out, between)
 
-    def scatter(self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Buffer, begin: int) -> None:
+    def scatter(
+        self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: PackedBytes, begin: int
+    ) -> None:
         """As `Mover.scatter`."""
-        copy.scatter(shape, side, units, bases, packed, begin=begin)
+        there = packed.device == ON_HOST
+        copy.scatter(
+            shape, side, units, bases, packed.view if there else device_mover(packed.device).get(packed), begin=begin
+        )
 
 
 class _Lane(NamedTuple):
@@ -110,29 +150,53 @@ class DeviceMover(Mover):
         self._known = _Known()
         self._lock = threading.Lock()
         self._lanes: list[_Lane] = []
-        """Those that nobody uses. As many are made as calls come at a time."""
+        """Those that nobody uses. As many are made as calls come at a time; a few are kept."""
 
     def gather(
-        self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, out: memoryview, begin: int, cast: Cast | None
+        self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, out: PackedBytes, begin: int, cast: Cast | None
     ) -> None:
         """As `Mover.gather`."""
-        host, total = _address(out), len(out)
         shape, side, cast = self._known.same(shape, side, cast)
         with self._lane() as (stream, stage):
-            for at in range(0, total, STAGE_BYTES):
-                some = min(STAGE_BYTES, total - at)
+            if out.device == self._device:
+                self._kernels.gather(shape, side, units, bases, out.address, out.nbytes, stream, begin, cast)
+                return
+            for at, some in _steps(out):
                 self._kernels.gather(shape, side, units, bases, stage, some, stream, begin + at, cast)
-                self._driver.to_host(host + at, stage, some, stream)
+                self._driver.to_host(out.address + at, stage, some, stream)
 
-    def scatter(self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Buffer, begin: int) -> None:
+    def scatter(
+        self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: PackedBytes, begin: int
+    ) -> None:
         """As `Mover.scatter`."""
-        host, total = _address(packed), len(packed)
         shape, side, _ = self._known.same(shape, side, None)
         with self._lane() as (stream, stage):
-            for at in range(0, total, STAGE_BYTES):
-                some = min(STAGE_BYTES, total - at)
-                self._driver.to_device(stage, host + at, some, stream)
+            if packed.device == self._device:
+                self._kernels.scatter(shape, side, units, bases, packed.address, packed.nbytes, stream, begin)
+                return
+            for at, some in _steps(packed):
+                self._driver.to_device(stage, packed.address + at, some, stream)
                 self._kernels.scatter(shape, side, units, bases, stage, some, stream, begin + at)
+
+    def put(self, packed: PackedBytes, buffer: Buffer) -> None:
+        """Copy a host buffer to packed bytes on the device."""
+        with self._lane() as (stream, _):
+            self._driver.to_device(packed.address, _address(buffer), packed.nbytes, stream)
+
+    def get(self, packed: PackedBytes) -> bytearray:
+        """A copy of packed bytes on the device."""
+        found = bytearray(packed.nbytes)
+        with self._lane() as (stream, _):
+            self._driver.to_host(_address(found), packed.address, packed.nbytes, stream)
+        return found
+
+    def allocate(self, nbytes: int) -> Region:
+        """Memory of the device, for packed bytes; `free` gives it back."""
+        return Region(self._driver.allocate(nbytes, self._device), nbytes, "cuda", device=self._device)
+
+    def free(self, region: Region) -> None:
+        """Give back what `allocate` gave; nothing reads or writes it any more."""
+        self._driver.free(region.address, self._device)
 
     def pin(self, address: int, nbytes: int) -> Callable[[], None] | None:
         """As `Mover.pin`."""
@@ -151,15 +215,22 @@ class DeviceMover(Mover):
             # Also after an error: what was given to the device uses the lane, and the caller's memory.
             lane.stream.wait()
             with self._lock:
-                self._lanes.append(lane)
+                keep = len(self._lanes) < KEPT_LANES
+                if keep:
+                    self._lanes.append(lane)
+            if not keep:
+                self._give_back(lane)
 
     def close(self) -> None:
         """Give back what the device holds for it; no call may be under way."""
         with self._lock:
             lanes, self._lanes = self._lanes, []
         for lane in lanes:
-            lane.stream.close()
-            self._driver.free(lane.stage, self._device)
+            self._give_back(lane)
+
+    def _give_back(self, lane: _Lane) -> None:
+        lane.stream.close()
+        self._driver.free(lane.stage, self._device)
 
 
 HOST = HostMover()
@@ -234,7 +305,7 @@ class Movers:
         side: Int64s,
         units: Int64s,
         bases: Int64s,
-        out: memoryview,
+        out: PackedBytes,
         *,
         begin: int = 0,
         cast: Cast | None = None,
@@ -246,7 +317,7 @@ class Movers:
         self.of(side).gather(shape, side, units, bases, out, begin, cast)
 
     def scatter(
-        self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: Buffer, *, begin: int = 0
+        self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: PackedBytes, *, begin: int = 0
     ) -> None:
         """Spread ``packed``, the packed stream from its byte ``begin``, over the rows; raises as `gather`."""
         self.of(side).scatter(shape, side, units, bases, packed, begin)
@@ -275,6 +346,12 @@ class Movers:
             with contextlib.suppress(BufferError):
                 view.release()
                 pages.close()
+
+
+def _steps(packed: PackedBytes) -> Iterator[tuple[int, int]]:
+    """Where each part begins that fits a stage, and its length."""
+    for at in range(0, packed.nbytes, STAGE_BYTES):
+        yield at, min(STAGE_BYTES, packed.nbytes - at)
 
 
 def _address(buffer: Buffer) -> int:

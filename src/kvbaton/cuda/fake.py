@@ -376,7 +376,7 @@ class FakeKernels:
         def work() -> None:
             self._check(boxes.source_shape, boxes.source, transfer.source_units, source_bases)
             self._check(boxes.shape, boxes.destination, transfer.destination_units, destination_bases)
-            copy_boxes(transfer, _here(source_bases), _here(destination_bases), begin=begin, end=end)
+            copy_boxes(transfer, on_host(source_bases), on_host(destination_bases), begin=begin, end=end)
 
         sides = (boxes.source, source_bases), (boxes.destination, destination_bases)
         _give(stream, [address for side, bases in sides for address in _used(side, bases)], work)
@@ -397,7 +397,7 @@ class FakeKernels:
 
         def work() -> None:
             self._check(Boxes(shape, side, side, cast).source_shape, side, units, bases)
-            gather(shape, side, units, _here(bases), self._packed(packed, nbytes), begin=begin, cast=cast)
+            gather(shape, side, units, on_host(bases), self._packed(packed, nbytes), begin=begin, cast=cast)
 
         _give(stream, [*_used(side, bases), packed], work)
 
@@ -416,7 +416,7 @@ class FakeKernels:
 
         def work() -> None:
             self._check(shape, side, units, bases)
-            scatter(shape, side, units, _here(bases), self._packed(packed, nbytes), begin=begin)
+            scatter(shape, side, units, on_host(bases), self._packed(packed, nbytes), begin=begin)
 
         _give(stream, [*_used(side, bases), packed], work)
 
@@ -443,7 +443,7 @@ def _used(side: Int64s, bases: Int64s) -> list[int]:
     return [int(bases[region]) for region in np.unique(side[:, 0]).tolist()]
 
 
-def _here(bases: Int64s) -> Int64s:
-    """Where the memory really is; regions that are not the device's stay as they are."""
+def on_host(bases: Int64s) -> Int64s:
+    """Where memory of a fake device really is, for a library that reaches it; other addresses stay as they are."""
     moved: Int64s = np.where(bases & ELSEWHERE, bases, bases ^ ELSEWHERE)
     return moved

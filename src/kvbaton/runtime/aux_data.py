@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from kvbaton.copy.movers import PackedBytes
 from kvbaton.plan import PairPlan, Transfer
 from kvbaton.runtime.context import Context
 
@@ -27,8 +28,9 @@ def pack_aux(context: Context, plan: PairPlan, row: int) -> tuple[bytes, dict[st
     moved: dict[str, int] = {}
     for name, transfer in _transfers(context, plan, row, 0):
         boxes, part, bases = transfer.boxes, bytearray(transfer.nbytes), context.bases()
-        out = memoryview(part)
-        context.movers.gather(boxes.shape, boxes.source, transfer.source_units, bases, out, cast=boxes.cast)
+        context.movers.gather(
+            boxes.shape, boxes.source, transfer.source_units, bases, PackedBytes.of(part), cast=boxes.cast
+        )
         packed += part
         moved[name] = moved.get(name, 0) + len(part)
     return bytes(packed), moved
@@ -48,7 +50,7 @@ def unpack_aux(context: Context, plan: PairPlan, row: int, packed: bytes) -> Non
     for _, transfer in _transfers(context, plan, 0, row):
         part = packed[at : at + transfer.nbytes]
         boxes, units = transfer.boxes, transfer.destination_units
-        context.movers.scatter(boxes.shape, boxes.destination, units, context.bases(), part)
+        context.movers.scatter(boxes.shape, boxes.destination, units, context.bases(), PackedBytes.of(part))
         at += transfer.nbytes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from kvbaton.copy import NATIVE, check_bounds, receive_rows
+from kvbaton.copy.movers import PackedBytes
 from kvbaton.errors import RowsError
 from kvbaton.transport import tcp_wire as wire
 from kvbaton.transport.inbound import Connection, Inbound
@@ -70,7 +71,7 @@ class TcpReceiver(Inbound):
                     if received < end - begin:
                         return False
                 else:
-                    movers.scatter(*tables, self.table.bases, part, begin=begin)
+                    movers.scatter(*tables, self.table.bases, PackedBytes.of(part), begin=begin)
             finally:
                 self.gate.leave(connection.instance)
         return True

@@ -8,6 +8,7 @@ import threading
 from typing import Protocol
 
 from kvbaton.copy import NATIVE, send_rows
+from kvbaton.copy.movers import PackedBytes
 from kvbaton.plan.boxes import Transfer
 from kvbaton.transport import tcp_wire as wire
 from kvbaton.transport.table import RegionTable
@@ -102,7 +103,9 @@ class Stream:
                 send_rows(self._sock.fileno(), boxes.shape, boxes.source, units, bases, begin=begin, end=end)
             else:
                 part = slab[: end - begin]
-                movers.gather(boxes.shape, boxes.source, units, bases, part, begin=begin, cast=boxes.cast)
+                movers.gather(
+                    boxes.shape, boxes.source, units, bases, PackedBytes.of(part), begin=begin, cast=boxes.cast
+                )
                 self._sock.sendall(part)
         return True
 

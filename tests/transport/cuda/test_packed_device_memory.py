@@ -3,20 +3,24 @@
 The device is a fake: host memory stands for a GPU's.
 """
 
+import contextlib
+
 import numpy as np
 import pytest
 from fake_memory import DeviceMemory
 from peer_process import eventually
 
 import kvbaton.cuda
-from kvbaton.copy.movers import device_mover
-from kvbaton.cuda.fake import FakeDriver, FakeMachine
-from kvbaton.errors import RowsError
+from kvbaton.copy.movers import KEPT_LANES, device_mover
+from kvbaton.cuda.fake import FakeDriver, FakeMachine, on_host
+from kvbaton.errors import RowsError, TransportUnavailable
 from kvbaton.plan.boxes import Boxes, Transfer
 from kvbaton.transport.conformance import Conformance, Memory, NotApplicable
 from kvbaton.transport.fabric.memory import MemoryFabric
 from kvbaton.transport.fabric.transport import FabricTransport
 from kvbaton.transport.tcp import TcpTransport
+
+HOST = np.zeros(64, np.uint8)
 
 
 def replace_tcp(old, instance):
@@ -29,8 +33,14 @@ def replace_tcp(old, instance):
 def machine():
     machine = FakeMachine()
     with kvbaton.cuda.use(FakeDriver(machine)):
+        mover = device_mover(0)
+        # All that it keeps is there from the beginning, so that nothing looks like a leak.
+        with contextlib.ExitStack() as lanes:
+            for _ in range(KEPT_LANES):
+                stream, stage = lanes.enter_context(mover._lane())
+                kvbaton.cuda.driver().to_host(HOST.ctypes.data, stage, HOST.nbytes, stream)
         yield machine
-        device_mover(0).close()
+        mover.close()
     assert machine.misuses == []
     assert machine.mapped == 0, "memory is left"
 
@@ -99,6 +109,48 @@ def test_promise_is_kept_over_a_fabric_that_reaches_host_memory_only(machine, ki
     except NotApplicable as missing:
         pytest.skip(f"{executor}: {missing}")
     assert not [misuse for fabric in fabrics for misuse in fabric.misuses]
+
+
+class DeviceFabric(MemoryFabric):
+    """A library that reaches memory of the device too."""
+
+    memory_kinds = frozenset({"host", "cuda"})
+
+    def register(self, regions):
+        super().register(regions)
+        self._bases = on_host(self._bases)
+
+    def connect(self, descriptor, name):
+        peer = super().connect(descriptor, name)
+        peer.bases = on_host(peer.bases)
+        return peer
+
+
+DEVICE_SLABS = [
+    *(("packed", *case) for case in CASES),
+    *(("auto", "device to device", check) for check in CONTENT),
+]
+
+
+@pytest.mark.parametrize(("executor", "kinds", "check"), DEVICE_SLABS)
+def test_promise_is_kept_over_a_fabric_whose_slabs_are_on_the_device(machine, executor, kinds, check):
+    options = {"executor": executor, "slabs": "16", "staging_slabs": "4", "slab_bytes": "1MiB", "slab_memory": "cuda"}
+    fabrics = []
+
+    def make(instance):
+        fabrics.append(DeviceFabric(instance))
+        return FabricTransport(instance, fabrics[-1], options=options)
+
+    try:
+        suite(kinds, machine, make).run(check)
+    except NotApplicable as missing:
+        pytest.skip(f"{executor}: {missing}")
+    assert not [misuse for fabric in fabrics for misuse in fabric.misuses]
+
+
+def test_slabs_on_a_device_that_the_library_does_not_reach_are_refused(machine):
+    with pytest.raises(TransportUnavailable, match=r"memory does not reach cuda memory here, .* option slab_memory"):
+        FabricTransport("host only", MemoryFabric("host only"), options={"slab_memory": "cuda"})
 
 
 def test_a_transfer_between_several_kinds_of_memory_is_refused(machine):

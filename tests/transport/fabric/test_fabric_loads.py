@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbaton.copy import scatter
+from kvbaton.copy.movers import PackedBytes
 from kvbaton.memory import Region
 from kvbaton.transport.conformance.case import apply, rows
 from kvbaton.transport.fabric import side
@@ -22,7 +23,7 @@ def deliver(transfers, slab_bytes, source, target):
     sizes = []
     for number, load in enumerate(cut_loads(transfers, slab_bytes)):
         slab = np.full(slab_bytes, 99, np.uint8)
-        sizes.append(pack(load, table, memoryview(slab)))
+        sizes.append(pack(load, table, PackedBytes.of(memoryview(slab))))
         here, there = socket.socketpair()
         with here, there:
             here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from kvbaton.copy.movers import PackedBytes
 from kvbaton.plan.boxes import Transfer
 from kvbaton.transport.fabric import side
 from kvbaton.transport.table import RegionTable
@@ -63,12 +64,12 @@ def cut_loads(transfers: Iterable[Transfer], nbytes: int) -> Iterator[Load]:
         yield load
 
 
-def pack(load: Load, table: RegionTable, slab: memoryview) -> int:
+def pack(load: Load, table: RegionTable, slab: PackedBytes) -> int:
     """Gather a load into ``slab``; how many bytes it has."""
     at = 0
     for transfer, begin, end in load:
         boxes, units, _ = transfer
-        part = slab[at : at + end - begin]
+        part = slab.part(at, end - begin)
         table.movers.gather(boxes.shape, boxes.source, units, table.bases, part, begin=begin, cast=boxes.cast)
         at += end - begin
     return at

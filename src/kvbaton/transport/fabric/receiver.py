@@ -199,7 +199,7 @@ class FabricReceiver(Inbound):
             return False
         try:
             begin = area.landing(header.slab) + header.offset
-            packed = area.view[begin : begin + header.payload]
+            packed = area.packed(begin, header.payload)
             self.table.movers.scatter(*tables, self.table.bases, packed, begin=header.begin)
         finally:
             self.gate.leave(connection.instance)

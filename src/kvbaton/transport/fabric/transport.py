@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from kvbaton.address import Endpoint, advertised
-from kvbaton.copy.movers import KINDS
+from kvbaton.copy.movers import KINDS, device_mover
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Transfer
@@ -72,8 +72,11 @@ class FabricTransport(Transport):
             )
         if not 1 <= len(instance.encode()) <= MAX_INSTANCE:
             raise ConfigurationError(f"an instance id has 1 to {MAX_INSTANCE} bytes, not {len(instance.encode())}")
-        if "host" not in fabric.memory_kinds:
-            raise TransportUnavailable(f"{fabric.name} does not reach host memory here, which its slabs need")
+        if self.options.slab_memory not in fabric.memory_kinds:
+            raise TransportUnavailable(
+                f"{fabric.name} does not reach {self.options.slab_memory} memory here, which its slabs need: see the "
+                "option slab_memory"
+            )
         if self.options.slab_bytes > fabric.limits.write_bytes:
             raise ConfigurationError(
                 f"slab_bytes is {self.options.slab_bytes}, but {fabric.name} writes at most "
@@ -98,7 +101,8 @@ class FabricTransport(Transport):
         listener = listen(address.host, address.port or 0)
         self.table = RegionTable()
         self._numbers = numbers_of(self.table.nbytes)
-        self._unpin: Callable[[], None] = lambda: None
+        self._let_go = contextlib.ExitStack()
+        """Gives the slabs back, when the library does nothing with them any more."""
         self._allocate = allocate
         self._area: Area | None = None
         self._token = secrets.token_bytes(TOKEN_BYTES)
@@ -125,12 +129,23 @@ class FabricTransport(Transport):
             if not direct[number] and regions[number].nbytes:
                 raise TransportUnavailable(f"{self.name} cannot reach region {number}, and cannot pack it: {reason}")
         self._numbers = numbers_of(np.where(direct, self.table.nbytes, 0))
-        self._area = area = Area.of(self._allocate(self.options.area_bytes), self.options)
+        self._area = area = Area(self._slabs(regions), self.options)
         self.fabric.register(fabric_regions(area, regions, direct))
-        self._unpin = movers.pin(area.region.address, area.region.nbytes)
+        if area.region.kind == "host":
+            self._let_go.callback(movers.pin(area.region.address, area.region.nbytes))
         ways = direct * side.DIRECT + movers.movable * side.PACKED
         self._receiver.table = self.table
         self._receiver.set_up(area, self.fabric.describe(), tuple(ways.tolist()), exposed=exposed)
+
+    def _slabs(self, regions: Sequence[Region]) -> Region:
+        """Memory for the slabs; on the device of the first region that is on one, if they shall be on a device."""
+        if self.options.slab_memory == "host":
+            return self._allocate(self.options.area_bytes)
+        device = next((region.device for region in regions if region.kind == self.options.slab_memory), 0)
+        mover = device_mover(device)
+        made = mover.allocate(self.options.area_bytes)
+        self._let_go.callback(mover.free, made)
+        return made
 
     def describe(self) -> bytes:
         """As `Transport.describe`. Raises `TransportError` if there are too many regions for a descriptor."""
@@ -307,7 +322,7 @@ class FabricTransport(Transport):
         self._receiver.close()
         if stopped:
             self.fabric.close()
-            self._unpin()
+            self._let_go.close()
 
     @property
     def counters(self) -> dict[str, int]:
