@@ -102,8 +102,9 @@ def run(
         )
     try:
         probe = subject.make(f"probe-{os.getpid()}-{time.monotonic_ns()}")
-        memory = suitable_memory(probe.capabilities)
         probe.close()
+        memory = suitable_memory(probe.capabilities)
+        memory(64, False).close()
     except TransportUnavailable as error:
         return Run(subject.name, "unavailable", str(error))
     suite = Conformance(subject.make, memory=memory, timeout=timeout)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from kvbaton.cuda.base import Allocation, Driver, Kernels, Mark, Stream
 
-__all__ = ["Allocation", "Driver", "Kernels", "Mark", "Stream", "driver", "use"]
+__all__ = ["Allocation", "Driver", "Kernels", "Mark", "Stream", "driver", "require", "use"]
 
 _lock = threading.Lock()
 _driver: Driver | None = None
@@ -29,6 +29,14 @@ def driver() -> Driver:
 
             _driver = LibraryDriver()
         return _driver
+
+
+def require() -> None:
+    """Raise `TransportUnavailable` where the library is missing. It is not started: that costs time, and forks."""
+    if _driver is None:
+        from kvbaton.cuda.library import load
+
+        load()
 
 
 @contextlib.contextmanager

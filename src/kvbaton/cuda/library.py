@@ -47,14 +47,19 @@ def _raw(structure: ctypes.Structure) -> bytes:
     return ctypes.string_at(ctypes.addressof(structure), ctypes.sizeof(structure))
 
 
+def load() -> ctypes.CDLL:
+    """The library, which is not started by that. Raises `TransportUnavailable` where it is missing."""
+    try:
+        return ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise TransportUnavailable(f"there is no CUDA driver here: {error}") from error
+
+
 class _Library:
     """Calls by name; those that fail raise `TransportError` with the driver's words."""
 
     def __init__(self) -> None:
-        try:
-            self._library = ctypes.CDLL(LIBRARY)
-        except OSError as error:
-            raise TransportUnavailable(f"there is no CUDA driver here: {error}") from error
+        self._library = load()
         code = self.code("cuInit", c_uint(0))
         if code:
             raise TransportUnavailable(f"the CUDA driver does not start: {self.words(code)}")

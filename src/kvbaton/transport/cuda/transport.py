@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -87,8 +88,10 @@ class CudaTransport(MappedTransport):
     )
 
     def __init__(self, instance: str, *, driver: Driver | None = None) -> None:
-        self._driver = driver or kvbaton.cuda.driver()
-        self._device_workers = CudaWorkers(self._driver)
+        if driver is None:
+            kvbaton.cuda.require()
+        self._given = driver
+        self._device_workers = CudaWorkers()
         super().__init__(instance, self._device_workers)
         self._process = ProcessKey.own()
         self._life = SharedMemory(1)
@@ -96,6 +99,11 @@ class CudaTransport(MappedTransport):
         self._device = -1
         self._shared: list[Shared] = []
         self._described: tuple[CudaRegion, ...] = ()
+
+    @cached_property
+    def _driver(self) -> Driver:
+        """Started when there is memory for it: a rank without any shall have no context on a device."""
+        return self._given or kvbaton.cuda.driver()
 
     def register(self, regions: Sequence[Region]) -> None:
         """As `Transport.register`. Host memory may be among the ``regions``; it is neither read nor written.
@@ -115,7 +123,7 @@ class CudaTransport(MappedTransport):
         try_out(self._driver, devices[0])
         self.table.nbytes = np.where(usable, self.table.nbytes, 0)
         self._device = devices[0]
-        self._device_workers.device = self._device
+        self._device_workers.use(self._driver, self._device)
         self._described = tuple(
             self._export(number, region) if use else CudaRegion(0, why="it is host memory")
             for number, (region, use) in enumerate(zip(regions, usable, strict=True))

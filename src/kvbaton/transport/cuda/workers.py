@@ -49,11 +49,11 @@ class _Lane:
 
 
 class CudaWorkers(Workers):
-    """Copies on ``device`` of ``driver``; the device is set before the first peer is attached."""
+    """Copies on the device that `use` names, before the first peer is attached."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.device = 0
-        self._driver = driver
+    def __init__(self) -> None:
+        self._driver: Driver | None = None
+        self._device = 0
         self._tickets = Tickets()
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
@@ -61,9 +61,18 @@ class CudaWorkers(Workers):
         self._thread: threading.Thread | None = None
         self._closing = False
 
+    def use(self, driver: Driver, device: int) -> None:
+        """Copy on ``device`` of ``driver``."""
+        self._driver, self._device = driver, device
+
+    def _started(self) -> Driver:
+        if self._driver is None:
+            raise TransportError("nothing is registered yet; register the regions before connecting")
+        return self._driver
+
     def attach(self, peer: MappedPeer) -> None:
         """As `Workers.attach`."""
-        peer.handle = _Lane(self._driver.stream(self.device))
+        peer.handle = _Lane(self._started().stream(self._device))
 
     def submit(self, peer: MappedPeer, transfers: Sequence[Transfer], ticket: int, bases: Int64s) -> None:
         """As `Workers.submit`."""
@@ -145,10 +154,9 @@ class CudaWorkers(Workers):
             # Whoever is let go of, or dead, is not written to.
             job.error = job.error or job.peer.enter()
             if not job.error:
+                kernels = self._started().kernels
                 for transfer in job.transfers:
-                    self._driver.kernels.copy_boxes(
-                        transfer, job.bases, job.peer.bases, lane.stream, 0, transfer.nbytes
-                    )
+                    kernels.copy_boxes(transfer, job.bases, job.peer.bases, lane.stream, 0, transfer.nbytes)
         except Exception as error:  # a thread that dies would leave its tickets open for ever
             job.error = job.error or f"the copy could not be launched: {type(error).__name__}: {error}"
         try:
