@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import ctypes
 import mmap
 import threading
 import weakref
@@ -29,6 +28,7 @@ Buffer = memoryview | bytes | bytearray
 
 STAGE_BYTES = 4 << 20
 """Device memory through which one call moves packed bytes."""
+NOTHING = memoryview(b"")
 ON_HOST = -1
 """The device of packed bytes that are in host memory."""
 KEPT_LANES = 4
@@ -38,26 +38,28 @@ KEPT_TABLES = 128
 
 
 class PackedBytes(NamedTuple):
-    """Where packed bytes lie: ``nbytes`` from ``address``, on the host or on a device; ``owner`` keeps them alive."""
+    """Where packed bytes lie: in a buffer of the host, or ``nbytes`` from ``address`` on a device."""
 
-    address: int
     nbytes: int
+    view: memoryview = NOTHING
+    """The buffer, if they are on the host."""
     device: int = ON_HOST
-    owner: object = None
+    address: int = 0
+    """Where they begin, if they are on a device. Nothing here keeps that memory."""
 
     @classmethod
     def of(cls, buffer: Buffer) -> PackedBytes:
         """A host buffer."""
-        return cls(_address(buffer), len(buffer), ON_HOST, buffer)
+        return cls(len(buffer), memoryview(buffer))
 
     def part(self, begin: int, nbytes: int) -> PackedBytes:
         """Some of it."""
-        return PackedBytes(self.address + begin, nbytes, self.device, self.owner)
+        return PackedBytes(nbytes, self.view[begin : begin + nbytes], self.device, self.address + begin)
 
     @property
-    def view(self) -> memoryview:
-        """Its bytes, which must be on the host."""
-        return memoryview((ctypes.c_char * self.nbytes).from_address(self.address)).cast("B")
+    def host_address(self) -> int:
+        """Where they begin, if they are on the host."""
+        return _address(self.view)
 
 
 class Mover(abc.ABC):
@@ -163,7 +165,7 @@ class DeviceMover(Mover):
                 return
             for at, some in _steps(out):
                 self._kernels.gather(shape, side, units, bases, stage, some, stream, begin + at, cast)
-                self._driver.to_host(out.address + at, stage, some, stream)
+                self._driver.to_host(out.host_address + at, stage, some, stream)
 
     def scatter(
         self, shape: Int64s, side: Int64s, units: Int64s, bases: Int64s, packed: PackedBytes, begin: int
@@ -175,7 +177,7 @@ class DeviceMover(Mover):
                 self._kernels.scatter(shape, side, units, bases, packed.address, packed.nbytes, stream, begin)
                 return
             for at, some in _steps(packed):
-                self._driver.to_device(stage, packed.address + at, some, stream)
+                self._driver.to_device(stage, packed.host_address + at, some, stream)
                 self._kernels.scatter(shape, side, units, bases, stage, some, stream, begin + at)
 
     def put(self, packed: PackedBytes, buffer: Buffer) -> None:

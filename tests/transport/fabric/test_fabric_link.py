@@ -65,7 +65,7 @@ class Stuck:
         memory = np.arange(64, dtype=np.uint8)
         lengths = np.array([64])
         remote = Remote("far", 7, FabricPeer("far"), lengths, np.array([-1]), flags([True]), (0,), 4096)
-        area = Area(Region.of(np.zeros(OPTIONS.area_bytes, np.uint8)), OPTIONS)
+        area = Area.of(Region.of(np.zeros(OPTIONS.area_bytes, np.uint8)), OPTIONS)
         table = RegionTable([Region.of(memory)])
         self.link = Link(self.pump, sock, remote, area, table, self.tickets, self.over)
         self.link.submit(1, iter(()), cut_loads([rows(64, [0], [0])], 4096))

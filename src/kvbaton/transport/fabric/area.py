@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Iterable, Sequence
+from ctypes import c_char
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kvbaton.copy.movers import ON_HOST, PackedBytes
+from kvbaton.copy.movers import PackedBytes
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
 from kvbaton.transport.fabric.base import Writes
@@ -35,12 +36,21 @@ class Area(NamedTuple):
 
     region: Region
     """Memory of ``options.area_bytes`` bytes, of the host or of a device."""
+    whole: PackedBytes
     options: FabricOptions
+
+    @classmethod
+    def of(cls, region: Region, options: FabricOptions) -> Area:
+        """The slabs in ``region``."""
+        if region.kind == "host":
+            whole = PackedBytes.of(memoryview((c_char * region.nbytes).from_address(region.address)).cast("B"))
+        else:
+            whole = PackedBytes(region.nbytes, device=region.device, address=region.address)
+        return cls(region, whole, options)
 
     def packed(self, begin: int, nbytes: int) -> PackedBytes:
         """Some bytes of it."""
-        device = ON_HOST if self.region.kind == "host" else self.region.device
-        return PackedBytes(self.region.address + begin, nbytes, device, self.region.owner)
+        return self.whole.part(begin, nbytes)
 
     def landing(self, slab: int) -> int:
         """Where a slab begins that peers write into. The same on every process with the same ``slab_bytes``."""

@@ -129,7 +129,7 @@ class FabricTransport(Transport):
             if not direct[number] and regions[number].nbytes:
                 raise TransportUnavailable(f"{self.name} cannot reach region {number}, and cannot pack it: {reason}")
         self._numbers = numbers_of(np.where(direct, self.table.nbytes, 0))
-        self._area = area = Area(self._slabs(regions), self.options)
+        self._area = area = Area.of(self._slabs(regions), self.options)
         self.fabric.register(fabric_regions(area, regions, direct))
         if area.region.kind == "host":
             self._let_go.callback(movers.pin(area.region.address, area.region.nbytes))
