@@ -14,7 +14,8 @@ export HF_HUB_OFFLINE := 1
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
-	@echo "               (ALL=1 every architecture; TRANSPORT=tcp, nixl or mooncake another transport, auto the best)"
+	@echo "               (ALL=1 every architecture; TRANSPORT=tcp, nixl or mooncake another transport, auto the best;"
+	@echo "               DEVICE=cuda on a GPU)"
 	@echo "make test      the tests that CI runs"
 	@echo "make test-all  all tests, the long ones too, make check and make check-faults"
 	@echo "make test-mori the mori fabric against MORI-IO itself, on AMD hardware (PYTHON=one that has amd-mori)"
@@ -43,7 +44,8 @@ setup-gpu: setup
 	@bash scripts/gpu.sh
 
 demo: setup
-	@$(RUN) -m kvbaton demo $(if $(ALL),--all) $(if $(TRANSPORT),--transport $(TRANSPORT)) --json build/demo.json
+	@$(RUN) -m kvbaton demo $(if $(ALL),--all) $(if $(TRANSPORT),--transport $(TRANSPORT)) \
+		$(if $(DEVICE),--device $(DEVICE)) --json build/demo.json
 
 test: setup
 	@$(RUN) -m pytest -q -m "not long"

@@ -27,7 +27,7 @@ def absent(instance):
 
 def test_all_names_are_subjects_and_each_fabric_with_each_executor():
     names = [subject.name for subject in subjects()]
-    assert [name for name in names if "," not in name] == ["loopback", "shm", "tcp"]
+    assert [name for name in names if "," not in name] == ["loopback", "shm", "cuda", "tcp"]
     assert [name for name in names if name.startswith("nixl")] == ["nixl, auto", "nixl, packed", "nixl, direct"]
     assert {name.partition(",")[0] for name in names} == set(NAMES)
     assert [subject.name for subject in subjects(["mori"], {"executor": "packed"})] == ["mori, packed"]

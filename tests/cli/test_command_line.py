@@ -42,7 +42,7 @@ def test_serve_reaches_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("transport", "reason"),
     [
-        ("nope", "there is no transport 'nope'; choose among loopback, shm, tcp, nixl, mooncake, mori"),
+        ("nope", "there is no transport 'nope'; choose among loopback, shm, cuda, tcp, nixl, mooncake, mori"),
         ("shm, nope", "there is no transport 'nope'"),
         ("auto,tcp", "name transports, or write auto alone"),
         (",", "name transports, or write auto alone"),

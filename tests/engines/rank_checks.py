@@ -27,7 +27,8 @@ class Watch:
         self.compared = 0
         for engine, given in self.given.items():
             for rank in engine.pools.ranks:
-                rank.memory.array[:] = CANARY
+                for memory in rank.memory:
+                    memory.fill_(CANARY)
             self._record_rows(engine.pools, given)
         self._keep_cache(pair.prefill.pools)
         self._compare_cache(pair.decode.pools)
@@ -82,18 +83,19 @@ class Watch:
         for engine, given in self.given.items():
             assert len(given) == requests
             for index, rank in enumerate(engine.pools.ranks):
-                may_change = np.zeros(rank.memory.nbytes, bool)
+                may_change = [np.zeros(memory.nbytes, bool) for memory in rank.memory]
                 for tokens, rows, slot in given:
-                    for name, at in held_bytes(rank.layout, rows[index], slot, tokens):
-                        may_change[at] = True
+                    for name, region, at in held_bytes(rank.layout, rows[index], slot, tokens):
+                        may_change[region][at] = True
                         if engine is self.pair.decode:
                             wanted[name] += at.size
-                assert (rank.memory.array[~may_change] == CANARY).all(), f"{engine.role} rank {rank.shard.coords}"
+                for memory, may in zip(rank.memory, may_change, strict=True):
+                    assert (memory.numpy()[~may] == CANARY).all(), f"{engine.role} rank {rank.shard.coords}"
         assert moved == wanted
 
 
 def held_bytes(layout: RankLayout, rows, slot: int, tokens: int):
-    """``(component, byte offsets)`` of all that a rank holds of a request of ``tokens`` tokens."""
+    """``(component, region, byte offsets)`` of all that a rank holds of a request of ``tokens`` tokens."""
     for component in layout.components:
         places = _places(layout, component, rows.get(component.name, ()), slot, tokens)
         for tensor in component.tensors:
@@ -105,7 +107,7 @@ def held_bytes(layout: RankLayout, rows, slot: int, tokens: int):
                 else:
                     inside = (inside[:, None] + np.arange(axis.local_size) * axis.stride).reshape(-1)
             for row, place in places:
-                yield component.name, tensor.offset + row * tensor.row_stride + place * stride + inside
+                yield component.name, tensor.region, tensor.offset + row * tensor.row_stride + place * stride + inside
 
 
 def _places(layout: RankLayout, component: Component, rows, slot: int, tokens: int) -> list[tuple[int, int]]:

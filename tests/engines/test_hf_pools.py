@@ -52,14 +52,14 @@ def touched(pools: Pools, rows) -> list[dict[str, set[int]]]:
 def assert_only_touched(pools: Pools, rows) -> None:
     """Every byte is the canary, but for those in rows of the request."""
     for rank, used in zip(pools.ranks, touched(pools, rows), strict=True):
-        changed = rank.memory.array != CANARY
+        changed = [memory.numpy() != CANARY for memory in rank.memory]
         for component in rank.layout.components:
             for tensor in component.tensors:
                 for row in used.get(component.name, ()):
                     at = tensor.offset + row * tensor.row_stride
                     nbytes = tensor.itemsize * math.prod(axis.local_size for axis in tensor.axes)
-                    changed[at : at + nbytes] = False
-        assert not changed.any()
+                    changed[tensor.region][at : at + nbytes] = False
+        assert not any(each.any() for each in changed)
 
 
 GRIDS = {
@@ -82,7 +82,8 @@ def test_a_cache_comes_back_as_it_was(name, tokens, page_size, split, grid, pool
     pools = pools_of(name, page_size=page_size, **GRIDS[grid])
     other = pools.allocate(21)
     for rank in pools.ranks:
-        rank.memory.array[:] = CANARY
+        for memory in rank.memory:
+            memory.fill_(CANARY)
     rows, cache = filled(pools, name, tokens, split)
     copied = pools.read(rows)
     for place in pools.description.places:
@@ -93,7 +94,8 @@ def test_a_cache_comes_back_as_it_was(name, tokens, page_size, split, grid, pool
             assert found.is_contiguous()
             assert torch.equal(found, expected), f"layer {place.layer} {place.role}"
     for rank in pools.ranks:
-        rank.memory.array[:] = 0
+        for memory in rank.memory:
+            memory.zero_()
     for place in pools.description.places:
         expected, found = place.get(cache), place.get(copied)
         assert expected is None or torch.equal(found, expected), "the cache shares memory with the pools"
@@ -109,7 +111,8 @@ def test_nothing_but_the_rows_of_the_request_is_written(name, tokens, grid, pool
     pools = pools_of(name, page_size=4, **GRIDS[grid])
     pools.allocate(21)
     for rank in pools.ranks:
-        rank.memory.array[:] = CANARY
+        for memory in rank.memory:
+            memory.fill_(CANARY)
     assert_only_touched(pools, filled(pools, name, tokens, 10)[0])
 
 

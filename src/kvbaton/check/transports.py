@@ -13,6 +13,8 @@ import msgspec
 from kvbaton.errors import ConfigurationError, TransportUnavailable
 from kvbaton.transport import NAMES, Transport, create
 from kvbaton.transport.conformance import Conformance, Outcome
+from kvbaton.transport.conformance.case import Memory
+from kvbaton.transport.conformance.device import suitable_memory
 from kvbaton.transport.executor import EXECUTORS
 from kvbaton.transport.fabric import FABRICS
 
@@ -87,7 +89,7 @@ def subject_of(factory: str) -> Subject:
 def why_not(subject: Subject) -> str:
     """Why a subject cannot be had here; empty if it can. Raises `ConfigurationError` for options that it refuses."""
     try:
-        subject.make(f"probe-{os.getpid()}-{time.monotonic_ns()}").close()
+        _memory_for(subject)(64, False).close()
     except TransportUnavailable as error:
         return str(error)
     except ConfigurationError as error:
@@ -110,13 +112,20 @@ def run(
         raise ConfigurationError(
             f"there is no check {', '.join(unknown)}; choose among {', '.join(Conformance.names())}"
         )
-    suite = Conformance(subject.make, timeout=timeout)
+    suite = Conformance(subject.make, memory=_memory_for(subject), timeout=timeout)
     began = time.monotonic()
     outcomes = []
     for check in checks or Conformance.names():
         progress(check)
         outcomes.append(suite.outcome(check))
     return Run(subject.name, "ran", "", round(time.monotonic() - began, 2), tuple(outcomes))
+
+
+def _memory_for(subject: Subject) -> Callable[[int, bool], Memory]:
+    """What makes memory that the subject's transport reaches."""
+    probe = subject.make(f"probe-{os.getpid()}-{time.monotonic_ns()}")
+    probe.close()
+    return suitable_memory(probe.capabilities)
 
 
 def _maker(name: str, options: Mapping[str, str] | None) -> Make:

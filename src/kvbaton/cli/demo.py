@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from kvbaton.cli.transports import Device, Transports, transport_names
+
 
 def demo(
     everything: Annotated[bool, typer.Option("--all", help="Every architecture instead of one of each kind.")] = False,
-    transport: Annotated[str, typer.Option(help="Transports in order of preference, or auto.")] = "shm,tcp",
+    transport: Transports = None,
+    device: Device = "cpu",
     prompts: Annotated[int, typer.Option(min=1, help="Prompts for the trained model.")] = 20,
     json: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/demo.json"),
 ) -> None:
@@ -19,10 +22,10 @@ def demo(
     The exit code is 0 only if every answer is identical, and deliberate damage to the cache is noticed; 2 for an
     argument that cannot be used.
     """
-    from kvbaton.cli.transports import transport_names
-
     # Before torch and transformers are loaded, which takes seconds.
-    names = transport_names(transport)
+    names = transport_names(transport, device)
     from kvbaton.demo.run import run_demo
 
-    raise typer.Exit(run_demo(everything=everything, transport=",".join(names), prompts=prompts, json_path=json))
+    raise typer.Exit(
+        run_demo(everything=everything, transport=",".join(names), device=device, prompts=prompts, json_path=json)
+    )

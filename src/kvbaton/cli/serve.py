@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from kvbaton.cli.insecure import Insecure
-from kvbaton.cli.transports import transport_names
+from kvbaton.cli.transports import Device, Transports, transport_names
 from kvbaton.errors import ConfigurationError
 
 app = typer.Typer(no_args_is_help=True)
@@ -41,7 +41,6 @@ Advertise = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help="Address that other ranks are told; needed where the one to listen on is 0.0.0.0 or ::."),
 ]
-Transports = Annotated[str, typer.Option(help="Transports in order of preference, separated by commas, or auto.")]
 
 
 @app.command()
@@ -55,7 +54,8 @@ def prefill(
     unasked_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds until what no decode server asks for is given up; 0: never.")
     ] = 10.0,
-    transport: Transports = "shm,tcp",
+    transport: Transports = None,
+    device: Device = "cpu",
     tp: TensorParallel = None,
     pp: PipelineParallel = None,
     cp: ContextParallel = None,
@@ -84,7 +84,7 @@ def prefill(
         served_model_name=served_model_name,
         drain_seconds=drain_seconds,
         unasked_seconds=unasked_seconds,
-        options=_engine_options(options, transport, tp=tp, pp=pp, cp=cp, cp_unit=cp_unit, order=order),
+        options=_engine_options(options, transport, device, tp=tp, pp=pp, cp=cp, cp_unit=cp_unit, order=order),
     )
 
 
@@ -95,7 +95,8 @@ def decode(
     port: Annotated[int, typer.Option(help="Port of the HTTP API.")] = 30001,
     served_model_name: Name = "",
     drain_seconds: Drain = 10.0,
-    transport: Transports = "shm,tcp",
+    transport: Transports = None,
+    device: Device = "cpu",
     tp: TensorParallel = None,
     pp: PipelineParallel = None,
     cp: ContextParallel = None,
@@ -122,7 +123,7 @@ def decode(
         advertise=advertise,
         served_model_name=served_model_name,
         drain_seconds=drain_seconds,
-        options=_engine_options(options, transport, tp=tp, pp=pp, cp=cp, cp_unit=cp_unit, order=order),
+        options=_engine_options(options, transport, device, tp=tp, pp=pp, cp=cp, cp_unit=cp_unit, order=order),
     )
 
 
@@ -163,7 +164,8 @@ def pd(
     prefills: Annotated[int, typer.Option(min=1, help="Number of prefill servers.")] = 1,
     decodes: Annotated[int, typer.Option(min=1, help="Number of decode servers.")] = 1,
     served_model_name: Name = "",
-    transport: Transports = "shm,tcp",
+    transport: Transports = None,
+    device: Device = "cpu",
     options: EngineOptions = "{}",
     prefill_options: Annotated[str, typer.Option(help="Options of the prefill engines only.")] = "{}",
     decode_options: Annotated[str, typer.Option(help="Options of the decode engines only.")] = "{}",
@@ -183,7 +185,7 @@ def pd(
         decodes=decodes,
         logs=logs,
         served_model_name=served_model_name,
-        options=_engine_options(options, transport),
+        options=_engine_options(options, transport, device),
         prefill_options=_json_object("--prefill-options", prefill_options),
         decode_options=_json_object("--decode-options", decode_options),
     )
@@ -236,12 +238,15 @@ def _json_object(flag: str, text: str) -> dict[str, Any]:
     return given
 
 
-def _engine_options(options: str, transport: str, **flags: int | str | None) -> dict[str, Any]:
+def _engine_options(options: str, transport: str | None, device: str, **flags: int | str | None) -> dict[str, Any]:
     """The options of the engine; a flag that was given counts more than the same name in ``options``."""
     given = _json_object("--options", options) | {name: value for name, value in flags.items() if value is not None}
     if flags.get("cp_unit") is not None and given.get("cp", 1) == 1:
         raise ConfigurationError(f"--cp-unit {flags['cp_unit']} without --cp: one rank holds all tokens; give --cp too")
-    return {**given, "manager_options": {"transports": transport_names(transport), **given.get("manager_options", {})}}
+    if device != "cpu":
+        given["device"] = device
+    names = transport_names(transport, given.get("device", "cpu"))
+    return {**given, "manager_options": {"transports": names, **given.get("manager_options", {})}}
 
 
 def _prefill(text: str) -> tuple[str, int]:

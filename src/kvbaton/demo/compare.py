@@ -31,9 +31,9 @@ THREADS = 1
 class SingleProcess:
     """A model in this process: no pages, no transfer, only Transformers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
         torch.set_num_threads(THREADS)
-        self._model = load_model(folder)
+        self._model = load_model(folder, device)
         tokenizer = load_tokenizer(str(folder))
         if tokenizer is None:
             raise ConfigurationError(f"{folder} has no tokenizer")

@@ -11,6 +11,7 @@ from kvbaton.demo.ask import ask, ask_all
 from kvbaton.demo.cases import CACHE_OF, ONE_OF_EACH_KIND, Case, architecture_cases, trained_case
 from kvbaton.demo.compare import THREADS, SingleProcess, is_right, quiet_transformers
 from kvbaton.demo.report import CaseResult, Report, corruption_is_seen, write_json
+from kvbaton.engines.hf.loading import check_device
 from kvbaton.errors import KVBatonError
 from kvbaton.serve.processes import PDCluster
 
@@ -24,12 +25,13 @@ AT_ONCE = 4
 """Questions that are asked at the same time where no row is printed for each."""
 
 
-def run_demo(*, everything: bool, transport: str, prompts: int, json_path: Path) -> int:
-    """Run the demo and write its figures.
+def run_demo(*, everything: bool, transport: str, prompts: int, json_path: Path, device: str = "cpu") -> int:
+    """Run the demo, with all models on ``device``, and write its figures.
 
     Returns 0 if every answer through the hand-over is that of a single process, and deliberate damage is noticed.
     """
     quiet_transformers()
+    check_device(device)
     report = Report()
     started = time.monotonic()
     try:
@@ -40,10 +42,10 @@ def run_demo(*, everything: bool, transport: str, prompts: int, json_path: Path)
                 "Each model runs as a prefill server, a decode server and sglang-router: three processes.\n"
                 "Every answer is compared with a single process."
             )
-            result = _run_case(trained, transport, report)
-            corrupted = _corrupted_accuracy(trained, transport, report)
+            result = _run_case(trained, transport, device, report)
+            corrupted = _corrupted_accuracy(trained, transport, device, report)
             cases = architecture_cases(names, Path(folder))
-            results = [result, *(_run_case(case, transport, report) for case in cases)]
+            results = [result, *(_run_case(case, transport, device, report) for case in cases)]
     except KVBatonError as error:
         report.say(f"\nThe demo failed: {type(error).__name__}: {error}")
         return 1
@@ -52,7 +54,12 @@ def run_demo(*, everything: bool, transport: str, prompts: int, json_path: Path)
         "pd": result.right_pd / result.prompts,
         "corrupted": max(corrupted.values()),
     }
-    details: dict[str, object] = {"seconds": time.monotonic() - started, "transport": transport, "corrupted": corrupted}
+    details: dict[str, object] = {
+        "seconds": time.monotonic() - started,
+        "transport": transport,
+        "device": device,
+        "corrupted": corrupted,
+    }
     write_json(json_path, results, accuracy, details)
     report.summary(results, accuracy, corrupted, time.monotonic() - started)
     report.say(f"The figures are in {json_path}.")
@@ -60,11 +67,11 @@ def run_demo(*, everything: bool, transport: str, prompts: int, json_path: Path)
     return 0 if identical and corruption_is_seen(accuracy) else 1
 
 
-def _run_case(case: Case, transport: str, report: Report) -> CaseResult:
+def _run_case(case: Case, transport: str, device: str, report: Report) -> CaseResult:
     report.begin(case)
     result = CaseResult(case.name)
-    with _cluster(case, transport, {}) as cluster:
-        single = SingleProcess(case.folder)
+    with _cluster(case, transport, device, {}) as cluster:
+        single = SingleProcess(case.folder, device)
         for question in case.questions:
             answer, alone = ask(cluster.url, question), single.answer(question)
             right = is_right(question, answer)
@@ -73,10 +80,10 @@ def _run_case(case: Case, transport: str, report: Report) -> CaseResult:
     return result
 
 
-def _corrupted_accuracy(case: Case, transport: str, report: Report) -> dict[str, float]:
+def _corrupted_accuracy(case: Case, transport: str, device: str, report: Report) -> dict[str, float]:
     accuracy = {}
     for what, options in CORRUPTIONS.items():
-        with _cluster(case, transport, options) as cluster:
+        with _cluster(case, transport, device, options) as cluster:
             answers = ask_all(cluster.url, case.questions, AT_ONCE)
         right = [is_right(question, answer) for question, answer in zip(case.questions, answers, strict=True)]
         accuracy[what] = sum(right) / len(right)
@@ -84,9 +91,9 @@ def _corrupted_accuracy(case: Case, transport: str, report: Report) -> dict[str,
     return accuracy
 
 
-def _cluster(case: Case, transport: str, decode_options: Mapping[str, object]) -> PDCluster:
+def _cluster(case: Case, transport: str, device: str, decode_options: Mapping[str, object]) -> PDCluster:
     return PDCluster(
         str(case.folder),
-        options={"threads": THREADS, "manager_options": {"transports": transport.split(",")}},
+        options={"threads": THREADS, "device": device, "manager_options": {"transports": transport.split(",")}},
         decode_options=decode_options,
     )

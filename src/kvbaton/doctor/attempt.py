@@ -15,8 +15,9 @@ import numpy as np
 from kvbaton.doctor.findings import Attempt
 from kvbaton.doctor.rows import near_host_memory, rows_transfer
 from kvbaton.errors import KVBatonError, TransportError, TransportUnavailable
-from kvbaton.memory import Region, SharedMemory
 from kvbaton.transport import Transport, create
+from kvbaton.transport.conformance import Memory
+from kvbaton.transport.conformance.device import suitable_memory
 
 SECONDS = 10.0
 NBYTES = 1 << 20
@@ -25,13 +26,16 @@ NBYTES = 1 << 20
 def attempt(name: str) -> Attempt:
     """Make two transports of that name and have one write to the other. Never raises what kvbaton raises on purpose."""
     writer = destination = None
-    source, target = SharedMemory(NBYTES), SharedMemory(NBYTES)
-    source.array[:] = np.arange(NBYTES // 4, dtype=np.uint32).view(np.uint8)
+    content = np.arange(NBYTES // 4, dtype=np.uint32).view(np.uint8)
+    memories: list[Memory] = []
     try:
         writer = create(name, instance=f"doctor-{uuid.uuid4().hex}", near=near_host_memory)
         destination = create(name, instance=f"doctor-{uuid.uuid4().hex}", near=near_host_memory)
-        writer.register([Region.of(source)])
-        destination.register([Region.of(target)])
+        make = suitable_memory(writer.capabilities)
+        memories += [source := make(NBYTES, True), target := make(NBYTES, True)]
+        source.fill(content)
+        writer.register([source.region])
+        destination.register([target.region])
         destination.admit(writer.describe())
         write_all(writer, destination)
     except TransportUnavailable as error:
@@ -39,7 +43,7 @@ def attempt(name: str) -> Attempt:
     except KVBatonError as error:
         return Attempt(name, "fails", str(error))
     else:
-        arrived = bool(np.array_equal(source.array, target.array))
+        arrived = bool(np.array_equal(target.read(), content))
         can = writer.capabilities
         return Attempt(
             name,
@@ -54,6 +58,8 @@ def attempt(name: str) -> Attempt:
         for transport in (writer, destination):
             if transport is not None:
                 transport.close()
+        for memory in memories:
+            memory.close()
 
 
 def write_all(writer: Transport, destination: Transport) -> None:

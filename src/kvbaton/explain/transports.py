@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvbaton.errors import ConfigurationError
 from kvbaton.plan import Transfer
 from kvbaton.transport import AUTO, NAMES, Capabilities
+from kvbaton.transport.cuda.transport import CudaTransport
 from kvbaton.transport.executor import (
     CAST_REASON,
     ExecutorName,
@@ -20,7 +21,7 @@ from kvbaton.transport.loopback import LoopbackTransport
 from kvbaton.transport.shm import ShmTransport
 from kvbaton.transport.tcp import TcpTransport
 
-_HERE = {kind.name: kind.capabilities for kind in (LoopbackTransport, ShmTransport, TcpTransport)}
+_HERE = {kind.name: kind.capabilities for kind in (LoopbackTransport, ShmTransport, CudaTransport, TcpTransport)}
 _ONE_SIDED = Capabilities(False, True, frozenset({"host", "cuda"}), False, one_sided=True)
 _FABRICS = {name: _ONE_SIDED._replace(costs=adapter_of(name).costs) for name in FABRICS}
 

@@ -91,7 +91,13 @@ class Boxes(NamedTuple):
         return shape
 
     def pick(self, which: slice | Int64s = slice(None)) -> Boxes:
-        """Return the boxes that ``which`` selects, as C-contiguous tables."""
+        """Return the boxes that ``which`` selects, as C-contiguous tables; these ones where they are all of them."""
+        if (
+            isinstance(which, slice)
+            and which == slice(None)
+            and all(table.flags.c_contiguous for table in (*self[:3], *(self.cast or ())))
+        ):
+            return self
         shape, source, destination = (np.ascontiguousarray(table[which]) for table in self[:3])
         if self.cast is None:
             return Boxes(shape, source, destination)

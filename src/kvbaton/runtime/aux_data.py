@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvbaton import copy
+from kvbaton.copy.movers import PackedBytes
 from kvbaton.plan import PairPlan, Transfer
 from kvbaton.runtime.context import Context
 
@@ -27,8 +27,10 @@ def pack_aux(context: Context, plan: PairPlan, row: int) -> tuple[bytes, dict[st
     packed = bytearray()
     moved: dict[str, int] = {}
     for name, transfer in _transfers(context, plan, row, 0):
-        boxes, part = transfer.boxes, bytearray(transfer.nbytes)
-        copy.gather(boxes.shape, boxes.source, transfer.source_units, context.bases(), part, cast=boxes.cast)
+        boxes, part, bases = transfer.boxes, bytearray(transfer.nbytes), context.bases()
+        context.movers.gather(
+            boxes.shape, boxes.source, transfer.source_units, bases, PackedBytes.of(part), cast=boxes.cast
+        )
         packed += part
         moved[name] = moved.get(name, 0) + len(part)
     return bytes(packed), moved
@@ -47,9 +49,8 @@ def unpack_aux(context: Context, plan: PairPlan, row: int, packed: bytes) -> Non
     at = 0
     for _, transfer in _transfers(context, plan, 0, row):
         part = packed[at : at + transfer.nbytes]
-        copy.scatter(
-            transfer.boxes.shape, transfer.boxes.destination, transfer.destination_units, context.bases(), part
-        )
+        boxes, units = transfer.boxes, transfer.destination_units
+        context.movers.scatter(boxes.shape, boxes.destination, units, context.bases(), PackedBytes.of(part))
         at += transfer.nbytes
 
 

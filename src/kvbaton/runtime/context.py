@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 
+from kvbaton.copy.movers import Movers
 from kvbaton.errors import RoomError
 from kvbaton.layout import RankLayout
 from kvbaton.memory import Region
@@ -44,6 +46,11 @@ class Context:
     clock: Callable[[], float]
     """The time in seconds, from any start; it never runs backwards."""
     observation: Observation = field(default_factory=Observation.of_nobody)
+
+    @cached_property
+    def movers(self) -> Movers:
+        """What packs and unpacks rows of the regions, whatever memory they are."""
+        return Movers(self.regions)
 
     def bases(self) -> Int64s:
         """The address of each region."""

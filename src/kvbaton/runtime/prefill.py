@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -31,6 +31,7 @@ from kvbaton.runtime.destinations import Destinations
 from kvbaton.runtime.digest_jobs import Sent, WriteDigests
 from kvbaton.runtime.digests import as_sent, aux_portion, digests_of
 from kvbaton.runtime.interfaces import Announcements
+from kvbaton.runtime.later import Event, Later
 from kvbaton.runtime.reach import PeerRank
 from kvbaton.runtime.rooms import Room, Sender
 from kvbaton.runtime.rows import EngineRows, RowsLike, checked_tokens
@@ -41,7 +42,7 @@ from kvbaton.transport.base import Completion
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class SenderRoom:
     """What the runtime keeps of a room besides the core's own state."""
 
@@ -72,6 +73,7 @@ class PrefillSide(Side[SenderRoom]):
         self._writes = Writes()
         self._digests = WriteDigests(context, lambda completion: self._written(completion, context.now()))
         self._handles = itertools.count(1)
+        self._later = Later(context.threads)
         self.announcer: Announcements | None = None
         """Set before the first room, on the rank that announces the rooms of its data-parallel replica."""
 
@@ -90,7 +92,9 @@ class PrefillSide(Side[SenderRoom]):
         if self.announcer is not None:
             self.announcer.closed(room.room, early=room.poll() is not Status.SUCCESS)
 
-    def submit(self, sender: Sender, rows: Mapping[str, RowsLike], tokens: tuple[int, int]) -> None:
+    def submit(
+        self, sender: Sender, rows: Mapping[str, RowsLike], tokens: tuple[int, int], after: Event | None
+    ) -> None:
         """See `Sender.send`."""
         number = sender.room
         with self.rooms.lock:
@@ -109,10 +113,15 @@ class PrefillSide(Side[SenderRoom]):
                 self._keep(entry, handle, chunk)
                 return self.core.submit(number, handle, ranges, self.context.now())
 
-            self._post(entry, step)
+            self._post_after(entry, after, step)
 
     def finish(
-        self, sender: Sender, rows: Mapping[str, RowsLike], tokens: tuple[int, int] | None, aux: int | None
+        self,
+        sender: Sender,
+        rows: Mapping[str, RowsLike],
+        tokens: tuple[int, int] | None,
+        aux: int | None,
+        after: Event | None,
     ) -> None:
         """See `Sender.finish`."""
         number = sender.room
@@ -131,7 +140,18 @@ class PrefillSide(Side[SenderRoom]):
                 entry.aux = slot
                 return self.core.finish(number, handle, total, ranges, slots, slot is not None, self.context.now())
 
-            self._post(entry, step)
+            self._post_after(entry, after, step)
+
+    def _post_after(self, entry: SenderRoom, after: Event | None, step: Callable[[], list[Action]]) -> None:
+        """Post a step when the device has done what is ``after``. Those of a room keep their order."""
+
+        def post(error: Exception | None) -> None:
+            def fail() -> list[Action]:
+                raise TransferFailed(f"prefill: room {entry.room.room}: the event of a chunk failed: {error}")
+
+            self._post(entry, step if error is None else fail)
+
+        self._later.run(entry, after, post)
 
     def _unfinished(self, sender: Sender) -> SenderRoom:
         """The entry of a sender that takes chunks. Raises `RoomError` for another. Under the table's lock."""
@@ -150,6 +170,10 @@ class PrefillSide(Side[SenderRoom]):
         )
         logger.error("%s", reason)
         self.context.control.post(lambda: self._fail_number(number, reason))
+
+    def stop_looking(self) -> None:
+        """See `Side.stop_looking`."""
+        self._later.stop()
 
     def peers(self) -> tuple[PeerRank, ...]:
         """The decode ranks that are joined."""

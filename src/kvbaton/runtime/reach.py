@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvbaton.errors import TransportError
-from kvbaton.layout import Coords
+from kvbaton.layout import Coords, RankLayout
 from kvbaton.protocol import Hello
 from kvbaton.protocol.handshake import Accepted
 from kvbaton.protocol.messages import AuxPath
@@ -62,7 +63,7 @@ def reach(context: Context, hello: Hello, accepted: Accepted) -> Reached:
         except TransportError as error:
             tried.append(f"{name}: {error}")
             continue
-        out_of_reach = _out_of_reach(accepted, remote, aux=False)
+        out_of_reach = _out_of_reach(context, transport, accepted, remote, aux=False)
         if out_of_reach:
             tried.append(f"{name}: {out_of_reach}")
             transport.disconnect(remote)
@@ -70,7 +71,7 @@ def reach(context: Context, hello: Hello, accepted: Accepted) -> Reached:
         reasons = [preference(transport.capabilities).reason, *_others(accepted, tried, context)]
         aux: AuxPath = "control"
         if hello.aux == "fabric":
-            aux_out_of_reach = _out_of_reach(accepted, remote, aux=True)
+            aux_out_of_reach = _out_of_reach(context, transport, accepted, remote, aux=True)
             aux = "control" if aux_out_of_reach else "fabric"
             if aux_out_of_reach:
                 reasons.append(f"aux data go over the control channel: {aux_out_of_reach}")
@@ -93,12 +94,17 @@ def _others(accepted: Accepted, tried: list[str], context: Context) -> list[str]
     return [common, *failed, *(f"not here, {name}: {why}" for name, why in context.left_out.items())]
 
 
-def _out_of_reach(accepted: Accepted, remote: RemotePeer, *, aux: bool) -> str:
-    """A region of the decode rank that the pair moves data into and that ``remote`` cannot write; empty if none."""
-    for component in accepted.layout.components:
-        if component.name not in accepted.plan.components or component.kind.aux is not aux:
-            continue
-        for tensor in component.tensors:
-            if tensor.rows and not remote.reaches(tensor.region):
-                return f"it cannot write into region {tensor.region} of the decode rank (component {component.name})"
+def _out_of_reach(context: Context, transport: Transport, accepted: Accepted, remote: RemotePeer, *, aux: bool) -> str:
+    """A region that the pair moves data from or into and that is out of reach; empty if there is none."""
+    sides: tuple[tuple[RankLayout, Callable[[int], bool], str], ...] = (
+        (context.layout, transport.reads, "read region {} of this rank"),
+        (accepted.layout, remote.reaches, "write into region {} of the decode rank"),
+    )
+    for layout, reaches, what in sides:
+        for component in layout.components:
+            if component.name not in accepted.plan.components or component.kind.aux is not aux:
+                continue
+            for tensor in component.tensors:
+                if tensor.rows and not reaches(tensor.region):
+                    return f"it cannot {what.format(tensor.region)} (component {component.name})"
     return ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvbaton.errors import TransferFailed
 from kvbaton.protocol import Status
+from kvbaton.runtime.later import Event
 from kvbaton.runtime.rows import RowsLike
 
 if TYPE_CHECKING:
@@ -99,26 +100,34 @@ class Sender(Room):
         super().__init__(room)
         self._side = side
 
-    def send(self, rows: Mapping[str, RowsLike], tokens: tuple[int, int]) -> None:
+    def send(self, rows: Mapping[str, RowsLike], tokens: tuple[int, int], after: Event | None = None) -> None:
         """Hand over the rows of the chunk ``tokens`` = (first, last): they are complete and will not be written again.
 
         ``rows`` gives, for each paged or window component, the pages that hold these tokens (those of a page that two
         chunks share are given in both). Chunks may come in any order. Returns before anything moved; the rows must
         stay as they are until `rows_released`.
 
+        ``after`` is for rows that a device is still writing: something with ``query() -> bool``, as a
+        ``torch.cuda.Event`` that was recorded after the last kernel that writes them. Nothing is read before it is
+        true, nor of chunks that were handed over later; the device is never waited for.
+
         Raises `RowsError` if the rows do not fit the registered layout or the tokens, and `RoomError` after `finish`.
         """
-        self._side.submit(self, rows, tokens)
+        self._side.submit(self, rows, tokens, after)
 
     def finish(
-        self, rows: Mapping[str, RowsLike] | None = None, tokens: tuple[int, int] | None = None, aux: int | None = None
+        self,
+        rows: Mapping[str, RowsLike] | None = None,
+        tokens: tuple[int, int] | None = None,
+        aux: int | None = None,
+        after: Event | None = None,
     ) -> None:
         """Hand over what is left: a last chunk, the slots of state components and the aux slot. Nothing can follow.
 
         ``tokens`` is the range of the last chunk, and its end the length of the request; None where `send` gave
-        everything. Raises as `send` does.
+        everything. ``after`` is as in `send`, for the slots and the aux slot too. Raises as `send` does.
         """
-        self._side.finish(self, rows or {}, tokens, aux)
+        self._side.finish(self, rows or {}, tokens, aux, after)
 
     def abort(self, reason: str = "aborted by the prefill engine") -> None:
         """Fail the room if it has not ended; the other side is told. Never raises."""

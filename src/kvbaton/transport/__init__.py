@@ -12,7 +12,7 @@ from kvbaton.transport.fabric.options import check_text
 
 __all__ = ["AUTO", "NAMES", "Capabilities", "Completion", "RemotePeer", "Transport", "create"]
 
-NAMES = ("loopback", "shm", "tcp", "nixl", "mooncake", "mori")
+NAMES = ("loopback", "shm", "cuda", "tcp", "nixl", "mooncake", "mori")
 """The transports that `create` knows."""
 AUTO = "auto"
 """Instead of names, for a manager: every transport that works on its machine, the best first."""
@@ -51,6 +51,10 @@ def create(
         from kvbaton.transport.shm import ShmTransport
 
         return ShmTransport(instance)
+    if name == "cuda":
+        from kvbaton.transport.cuda.transport import CudaTransport
+
+        return CudaTransport(instance)
     if name == "tcp":
         from kvbaton.transport.tcp import TcpTransport
 

@@ -102,6 +102,10 @@ class Transport(abc.ABC):
         Raises `TransportUnavailable` if the memory is of a kind that this transport cannot reach.
         """
 
+    def reads(self, region: int) -> bool:
+        """Whether writes can take from that region of this process: it may be registered, and of a kind they cannot."""
+        return True
+
     @abc.abstractmethod
     def describe(self) -> bytes:
         """The descriptor that a peer needs to `connect`; opaque, bounded to 64 KiB, holds the registered regions."""

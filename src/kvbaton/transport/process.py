@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,7 @@ class ProcessWatch:
         self._key = key
         self._lock = threading.Lock()
         self._dead = False
+        self._seen = 0.0
         self._descriptor = -1
         # Opened before the look at the start time: a pid that was used again in between is then found out.
         with contextlib.suppress(OSError, AttributeError, OverflowError):
@@ -75,6 +77,14 @@ class ProcessWatch:
                 else:
                     self._dead = self._ended()
             return self._dead
+
+    def dead_for(self, seconds: float) -> bool:
+        """Whether it ended, and this was seen from here at least so many seconds ago."""
+        if not self.dead():
+            return False
+        with self._lock:
+            self._seen = self._seen or time.monotonic()
+            return time.monotonic() - self._seen >= seconds
 
     def close(self) -> None:
         """Stop watching. Safe to call twice."""

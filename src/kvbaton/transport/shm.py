@@ -7,7 +7,6 @@ turns True when that process is proven dead.
 
 from __future__ import annotations
 
-import threading
 from typing import Annotated
 
 import msgspec
@@ -16,6 +15,7 @@ import numpy as np
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import AttachedMemory, SharedMemoryKey
 from kvbaton.plan.boxes import Int64s
+from kvbaton.transport.admitted import Admitted
 from kvbaton.transport.base import Capabilities
 from kvbaton.transport.mapped import MappedTransport, fastest_workers
 from kvbaton.transport.process import ProcessKey, ProcessWatch
@@ -75,8 +75,7 @@ class ShmTransport(MappedTransport):
     def __init__(self, instance: str, *, workers: int = 0) -> None:
         super().__init__(instance, fastest_workers("kvbaton-shm", workers, AT_ONCE))
         self._process = ProcessKey.own()
-        self._admitted: dict[str, ProcessWatch] = {}
-        self._admitted_lock = threading.Lock()
+        self._admitted = Admitted()
 
     def describe(self) -> bytes:
         """As `Transport.describe`. Raises `TransportError` if there are too many regions for a descriptor."""
@@ -129,34 +128,16 @@ class ShmTransport(MappedTransport):
     def admit(self, descriptor: bytes) -> None:
         """As `Transport.admit`. Raises `TransportUnavailable` for a process that cannot be watched from here."""
         described = decode_descriptor(descriptor)
-        watch = ProcessWatch(described.process)
-        with self._admitted_lock:
-            # Also of those that nobody will fence: they left in peace, and died later.
-            over = [instance for instance, other in self._admitted.items() if other.dead()]
-            before = [self._admitted.pop(instance) for instance in {*over, described.instance} & self._admitted.keys()]
-            self._admitted[described.instance] = watch
-        for other in before:
-            other.close()
+        self._admitted.add(described.instance, described.process)
 
     def fence(self, instance: str) -> bool:
         """As `Transport.fence`: True when the admitted process is dead, or when none was ever admitted."""
-        with self._admitted_lock:
-            watch = self._admitted.get(instance)
-            if watch is None:
-                return True
-            if not watch.dead():
-                return False
-            del self._admitted[instance]
-        watch.close()
-        return True
+        return self._admitted.fence(instance)
 
     def close(self) -> None:
         """As `Transport.close`."""
         super().close()
-        with self._admitted_lock:
-            watches, self._admitted = list(self._admitted.values()), {}
-        for watch in watches:
-            watch.close()
+        self._admitted.close()
 
 
 def _file_of(region: ShmRegion, pid: int) -> SharedMemoryKey:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvbaton.copy import check_bounds, check_source
+from kvbaton.copy.movers import Movers
 from kvbaton.errors import RowsError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s, Transfer
@@ -22,6 +23,14 @@ class RegionTable:
         self.regions = tuple(regions)
         self.bases: Int64s = np.array([region.address for region in regions], dtype=np.int64)
         self.nbytes: Int64s = np.array([region.nbytes for region in regions], dtype=np.int64)
+        self._movers: Movers | None = None
+
+    @property
+    def movers(self) -> Movers:
+        """What packs and unpacks rows of these regions."""
+        if self._movers is None:
+            self._movers = Movers(self.regions)
+        return self._movers
 
     @classmethod
     def of_kinds(cls, regions: Sequence[Region], kinds: frozenset[str], transport: str) -> RegionTable:

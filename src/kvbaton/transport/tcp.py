@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from kvbaton.address import Endpoint, advertised
-from kvbaton.errors import ConfigurationError, TransportError
+from kvbaton.copy.movers import KINDS
+from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Transfer
 from kvbaton.transport import tcp_wire as wire
@@ -42,9 +43,7 @@ class TcpTransport(Transport):
     """
 
     name = "tcp"
-    capabilities = Capabilities(
-        mapped=False, cross_host=True, memory_kinds=frozenset({"host"}), needs_shared_memory=False
-    )
+    capabilities = Capabilities(mapped=False, cross_host=True, memory_kinds=frozenset(KINDS), needs_shared_memory=False)
 
     def __init__(self, instance: str, *, bind: str = "127.0.0.1", advertise: str = "", streams: int = STREAMS) -> None:
         if not 1 <= len(instance.encode()) <= MAX_INSTANCE:
@@ -66,6 +65,10 @@ class TcpTransport(Transport):
     def register(self, regions: Sequence[Region]) -> None:
         """As `Transport.register`."""
         self.table = RegionTable.of_kinds(regions, self.capabilities.memory_kinds, self.name)
+        for number, reason in self.table.movers.reasons.items():
+            raise TransportUnavailable(
+                f"region {number} is {regions[number].kind} memory, which tcp cannot pack: {reason}"
+            )
         self._receiver.table = self.table
 
     def describe(self) -> bytes:
@@ -86,7 +89,7 @@ class TcpTransport(Transport):
             socks = [opened.enter_context(self._dial(described)) for _ in range(self._streams)]
             opened.pop_all()
         nbytes = np.array(described.regions, dtype=np.int64)
-        peer = TcpPeer(socks, described.instance, nbytes, self.table.bases, self._tickets)
+        peer = TcpPeer(socks, described.instance, nbytes, self.table, self._tickets)
         with self._lock:
             if not self._closed:
                 self._peers.add(peer)
@@ -108,7 +111,10 @@ class TcpTransport(Transport):
         """As `Transport.write`."""
         if not isinstance(peer, TcpPeer):
             raise TransportError(f"{peer!r} was not connected by the tcp transport")
-        peer.submit(ticket, check_write(transfers, self.table.nbytes, peer.nbytes, peer.instance))
+        checked = check_write(transfers, self.table.nbytes, peer.nbytes, peer.instance)
+        for transfer in checked:
+            self.table.movers.of(transfer.boxes.source)
+        peer.submit(ticket, checked)
 
     def poll(self) -> list[Completion]:
         """As `Transport.poll`."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from kvbaton.copy import NATIVE, check_bounds, receive_rows, scatter
+from kvbaton.copy import NATIVE, check_bounds, receive_rows
+from kvbaton.copy.movers import PackedBytes
 from kvbaton.errors import RowsError
 from kvbaton.transport import tcp_wire as wire
 from kvbaton.transport.inbound import Connection, Inbound
@@ -18,8 +19,11 @@ class TcpReceiver(Inbound):
         super().__init__(listener, wire.TCP, instance, token)
 
     def _receive(self, connection: Connection) -> None:
+        with self.table.movers.buffer(wire.SLAB) as slab:
+            self._take_frames(connection, slab)
+
+    def _take_frames(self, connection: Connection, slab: memoryview) -> None:
         sock = connection.sock
-        slab = memoryview(bytearray(wire.SLAB))
         error = ""
         while (frame := wire.read_frame(sock)) is not None:
             tables = read_tables(sock, frame.boxes, frame.units)
@@ -37,6 +41,7 @@ class TcpReceiver(Inbound):
         """Why the frame is refused; empty if it may land. Raises ``ValueError`` if its payload has the wrong length."""
         try:
             total = check_bounds("destination", *tables, self.table.nbytes)
+            self.table.movers.of(tables.destination)
         except RowsError as error:
             self._count("bounds")
             return str(error)
@@ -48,7 +53,8 @@ class TcpReceiver(Inbound):
         self, connection: Connection, frame: wire.Frame, tables: Tables, slab: memoryview, *, discard: bool
     ) -> bool:
         """Receive a payload and put it in place; False if the connection ends or the instance is fenced."""
-        direct = not discard and NATIVE and wire.goes_direct(tables.shape)
+        movers = self.table.movers
+        direct = not discard and NATIVE and movers.on_host(tables.destination) and wire.goes_direct(tables.shape)
         step = wire.DIRECT_STEP if direct else wire.SLAB
         for begin in range(0, frame.payload, step):
             end = min(begin + step, frame.payload)
@@ -65,7 +71,7 @@ class TcpReceiver(Inbound):
                     if received < end - begin:
                         return False
                 else:
-                    scatter(*tables, self.table.bases, part, begin=begin)
+                    movers.scatter(*tables, self.table.bases, PackedBytes.of(part), begin=begin)
             finally:
                 self.gate.leave(connection.instance)
         return True

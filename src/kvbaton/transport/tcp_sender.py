@@ -11,6 +11,7 @@ from kvbaton.errors import TransportError
 from kvbaton.plan.boxes import Int64s, Transfer
 from kvbaton.transport import tcp_wire as wire
 from kvbaton.transport.base import RemotePeer
+from kvbaton.transport.table import RegionTable
 from kvbaton.transport.tcp_stream import Stream
 from kvbaton.transport.tickets import Tickets
 from kvbaton.transport.wire import cut
@@ -59,7 +60,7 @@ class TcpPeer(RemotePeer):
     """
 
     def __init__(
-        self, socks: Sequence[socket.socket], instance: str, nbytes: Int64s, bases: Int64s, tickets: Tickets
+        self, socks: Sequence[socket.socket], instance: str, nbytes: Int64s, table: RegionTable, tickets: Tickets
     ) -> None:
         self.instance = instance
         self.nbytes = nbytes
@@ -70,7 +71,7 @@ class TcpPeer(RemotePeer):
         self._outstanding: dict[int, Write] = {}
         self._reason = ""
         self._finished = threading.Event()
-        self._streams = [Stream(sock, instance, number, bases, self) for number, sock in enumerate(socks)]
+        self._streams = [Stream(sock, instance, number, table, self) for number, sock in enumerate(socks)]
         self._running = set(self._streams)
         for stream in self._streams:
             stream.start()

@@ -7,9 +7,11 @@ import socket
 import threading
 from typing import Protocol
 
-from kvbaton.copy import NATIVE, gather, send_rows
-from kvbaton.plan.boxes import Int64s, Transfer
+from kvbaton.copy import NATIVE, send_rows
+from kvbaton.copy.movers import PackedBytes
+from kvbaton.plan.boxes import Transfer
 from kvbaton.transport import tcp_wire as wire
+from kvbaton.transport.table import RegionTable
 
 MORE = getattr(socket, "MSG_MORE", 0)
 
@@ -44,10 +46,10 @@ class Stream:
     its way. A full buffer blocks the sending thread, and nothing else.
     """
 
-    def __init__(self, sock: socket.socket, instance: str, number: int, bases: Int64s, frames: Frames) -> None:
+    def __init__(self, sock: socket.socket, instance: str, number: int, table: RegionTable, frames: Frames) -> None:
         self._sock = sock
         self._instance = instance
-        self._bases = bases
+        self._table = table
         self._frames = frames
         name = f"{instance}-{number}"
         self._sender = threading.Thread(target=self._send, name=f"kvbaton-tcp-send-{name}", daemon=True)
@@ -69,13 +71,13 @@ class Stream:
             self._reader.join()
 
     def _send(self) -> None:
-        slab = memoryview(bytearray(wire.SLAB))
         try:
-            while (frame := self._frames.next_frame()) is not None:
-                ticket, transfer = frame
-                if not self._send_frame(slab, transfer, ticket):
-                    break
-                self._frames.frame_sent(ticket)
+            with self._table.movers.buffer(wire.SLAB) as slab:
+                while (frame := self._frames.next_frame()) is not None:
+                    ticket, transfer = frame
+                    if not self._send_frame(slab, transfer, ticket):
+                        break
+                    self._frames.frame_sent(ticket)
             # Half of the connection stays: the peer closes the other half when it has unpacked what is on its way.
             self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
@@ -89,7 +91,8 @@ class Stream:
         """Send a frame; False if the peer is let go of in the middle of it."""
         boxes, units, _ = transfer
         total = transfer.nbytes
-        direct = boxes.cast is None and NATIVE and wire.goes_direct(boxes.shape)
+        movers, bases = self._table.movers, self._table.bases
+        direct = boxes.cast is None and NATIVE and movers.on_host(boxes.source) and wire.goes_direct(boxes.shape)
         step = wire.DIRECT_STEP if direct else wire.SLAB
         self._sock.sendall(wire.encode_frame(transfer, ticket, last=True), MORE)
         for begin in range(0, total, step):
@@ -97,10 +100,12 @@ class Stream:
                 return False
             end = min(begin + step, total)
             if direct:
-                send_rows(self._sock.fileno(), boxes.shape, boxes.source, units, self._bases, begin=begin, end=end)
+                send_rows(self._sock.fileno(), boxes.shape, boxes.source, units, bases, begin=begin, end=end)
             else:
                 part = slab[: end - begin]
-                gather(boxes.shape, boxes.source, units, self._bases, part, begin=begin, cast=boxes.cast)
+                movers.gather(
+                    boxes.shape, boxes.source, units, bases, PackedBytes.of(part), begin=begin, cast=boxes.cast
+                )
                 self._sock.sendall(part)
         return True
 

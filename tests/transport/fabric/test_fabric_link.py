@@ -9,7 +9,7 @@ import pytest
 from kvbaton.memory import Region
 from kvbaton.transport.conformance.case import rows
 from kvbaton.transport.fabric import link, side
-from kvbaton.transport.fabric.area import Area, numbers_of, on_host
+from kvbaton.transport.fabric.area import Area, flags
 from kvbaton.transport.fabric.base import FabricPeer
 from kvbaton.transport.fabric.link import DRAINING, LEAVING, LETTING_GO, OPEN, OVER, Link
 from kvbaton.transport.fabric.loads import cut_loads
@@ -64,8 +64,7 @@ class Stuck:
         sock, self.peer = socket.socketpair()
         memory = np.arange(64, dtype=np.uint8)
         lengths = np.array([64])
-        host = on_host(("host",))
-        remote = Remote("far", 7, FabricPeer("far"), lengths, numbers_of(lengths), host, False, (0,), 4096)
+        remote = Remote("far", 7, FabricPeer("far"), lengths, np.array([-1]), flags([True]), (0,), 4096)
         area = Area.of(Region.of(np.zeros(OPTIONS.area_bytes, np.uint8)), OPTIONS)
         table = RegionTable([Region.of(memory)])
         self.link = Link(self.pump, sock, remote, area, table, self.tickets, self.over)

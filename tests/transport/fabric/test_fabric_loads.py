@@ -8,19 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbaton.copy import scatter
+from kvbaton.copy.movers import PackedBytes
+from kvbaton.memory import Region
 from kvbaton.transport.conformance.case import apply, rows
 from kvbaton.transport.fabric import side
 from kvbaton.transport.fabric.loads import LEAST_LOAD, LOADS, Packed, announce, cut_loads, load_bytes, load_size, pack
+from kvbaton.transport.table import RegionTable
 from kvbaton.transport.wire import read_tables
 
 
 def deliver(transfers, slab_bytes, source, target):
     """Pack, announce and unpack all loads; their sizes."""
-    bases = np.array([source.ctypes.data]), np.array([target.ctypes.data])
+    table, bases = RegionTable([Region.of(source)]), np.array([target.ctypes.data])
     sizes = []
     for number, load in enumerate(cut_loads(transfers, slab_bytes)):
         slab = np.full(slab_bytes, 99, np.uint8)
-        sizes.append(pack(load, bases[0], memoryview(slab)))
+        sizes.append(pack(load, table, PackedBytes.of(memoryview(slab))))
         here, there = socket.socketpair()
         with here, there:
             here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -30,7 +33,7 @@ def deliver(transfers, slab_bytes, source, target):
             while (header := side.read_header(there)) is not None:
                 tables = read_tables(there, header.boxes, header.units)
                 assert (header.ticket, header.slab) == (7, number)
-                scatter(*tables, bases[1], slab[header.offset : header.offset + header.payload], begin=header.begin)
+                scatter(*tables, bases, slab[header.offset : header.offset + header.payload], begin=header.begin)
                 kinds.append(header.kind)
             assert kinds == [side.PART] * (len(kinds) - 1) + [side.WHOLE]
     return sizes

@@ -78,10 +78,11 @@ def test_slabs_are_in_memory_that_starts_on_a_page_and_is_zero():
 
     options = FabricOptions(slabs=3, staging_slabs=2, slab_bytes=8192)
     area = Area.of(pages(options.area_bytes), options)
+    view = area.whole.view
     assert area.region.address % 4096 == 0
-    assert area.region.nbytes == len(area.view) == 5 * 8192
+    assert area.region.nbytes == len(view) == 5 * 8192
     assert [area.landing(2), area.staging(0), area.staging(1)] == [16384, 24576, 32768]
-    assert not np.frombuffer(area.view, dtype=np.uint8).any()
+    assert not np.frombuffer(view, dtype=np.uint8).any()
 
 
 @pytest.mark.parametrize("name", ["nixl", "mooncake", "mori", "memory", "tcp"])

@@ -275,7 +275,7 @@ class Impostor:
         described = side.decode_descriptor(target.describe(), "memory")
         self.descriptor = msgspec.msgpack.encode(msgspec.structs.replace(described, host=host, port=port))
         self.dialect, self.token = target._dialect, described.token
-        self.welcome = welcome or side.Welcome(target.fabric.describe(), False, 4096, (0, 1), ("host",))
+        self.welcome = welcome or side.Welcome(target.fabric.describe(), False, 4096, (0, 1), (side.PACKED,))
         self.sock = None
 
     def serve(self):
@@ -328,13 +328,13 @@ def deceived(writer, target, welcome=None):
 WELCOMES = {
     "too long": (struct.pack("<I", side.MAX_WELCOME + 1), "did not let this process in"),
     "garbage": (struct.pack("<I", 2) + b"\xc1\xc1", "did not let this process in"),
-    "no slab": (side.Welcome(b"", False, 4096, (), ("host",)), "granted no slab"),
+    "no slab": (side.Welcome(b"", False, 4096, (), (side.PACKED,)), "granted no slab"),
     "a refusal": (side.Welcome(b"", False, 0, (), (), "go away"), "go away"),
     "a fabric that is none": (
-        side.Welcome(b"nonsense", False, 4096, (0,), ("host",)),
+        side.Welcome(b"nonsense", False, 4096, (0,), (side.PACKED,)),
         "not a descriptor of the memory",
     ),
-    "another number of kinds": (side.Welcome(b"", False, 4096, (0,), ()), "kinds of 0 regions"),
+    "another number of ways": (side.Welcome(b"", False, 4096, (0,), ()), "ways into 0 regions"),
 }
 
 

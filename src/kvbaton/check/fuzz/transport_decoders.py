@@ -17,6 +17,7 @@ from kvbaton.doctor import wire as doctor
 from kvbaton.errors import ProtocolError, RowsError, TransportError
 from kvbaton.plan.boxes import Boxes, Transfer
 from kvbaton.transport import shm, tcp_wire, wire
+from kvbaton.transport.cuda import descriptor as cuda
 from kvbaton.transport.fabric import descriptor, side
 from kvbaton.transport.fabric.mooncake.descriptor import MooncakeDescriptor
 from kvbaton.transport.fabric.mori import peer as mori
@@ -38,12 +39,20 @@ def decoders() -> list[Decoder]:
     process = ProcessKey(1234, 5678, "boot", "pid:[4026531836]")
     own = tcp_wire.TcpDescriptor("decode-1", "10.0.0.1", 7000, samples.TOKEN, (REGION, 0, 1 << 40))
     mapped = shm.ShmDescriptor("decode-1", process, (shm.ShmRegion(64, 0, 5, 1, 2, 64), shm.ShmRegion(9)))
+    device = cuda.CudaDescriptor(
+        "decode-1",
+        process,
+        cuda.Life(5, 1, 2, 1),
+        bytes(16),
+        (cuda.Shared(bytes(64), REGION),),
+        (cuda.CudaRegion(64, 0, 64), cuda.CudaRegion(9, why="it is host memory")),
+    )
     fabric = side.FabricDescriptor("nixl", "decode-1", "10.0.0.1", 7000, samples.TOKEN, (REGION,))
     mooncake = MooncakeDescriptor("10.0.0.1", 7000, "tcp", 4096, samples.TOKEN, bytes(16))
     nixl = NixlDescriptor("agent", b"metadata", 4096, samples.TOKEN, (Place(4096, 64, "host", 0),))
     greeting = tcp_wire.TCP.magic + struct.pack("<H64sB", tcp_wire.TCP.version, bytes(64), 8) + b"decode-1"
     hello = _lengthy(pack(side.Hello(True, process, 3, (1, 2))))
-    welcome = _lengthy(pack(side.Welcome(b"fabric", True, SLAB, (0, 1), ("host",))))
+    welcome = _lengthy(pack(side.Welcome(b"fabric", True, SLAB, (0, 1), (3,))))
     transfer = _transfer()
     frame = tcp_wire.encode_frame(transfer, 7, True) + bytes(transfer.nbytes)
     payload = side.Header(side.WHOLE, 2, 2, 1, 7, 0, 0, transfer.nbytes).encode() + wire.encode_tables(transfer)
@@ -62,6 +71,7 @@ def decoders() -> list[Decoder]:
     return [
         Decoder("tcp descriptor", pure(tcp_wire.decode_descriptor), (pack(own),), told, "msgpack", weight=4),
         Decoder("shm descriptor", pure(shm.decode_descriptor), (pack(mapped),), told, "msgpack", weight=4),
+        Decoder("cuda descriptor", pure(cuda.decode_descriptor), (pack(device),), told, "msgpack", weight=4),
         Decoder("fabric descriptor", pure(_fabric_descriptor), (pack(fabric),), told, "msgpack", weight=4),
         Decoder("fabric's own descriptor", pure(_own), (mooncake.encode(),), told, weight=2),
         Decoder("nixl descriptor", pure(_nixl), (pack(nixl),), told, "msgpack", weight=3),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -185,6 +185,8 @@ class CacheDescription:
     classes: tuple[str, ...]
     blocks: tuple[Block, ...] = ()
     """What the channels of its convolutions consist of; empty where that is not known."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where the model is, and its caches are."""
 
     @property
     def layers(self) -> int:
@@ -231,6 +233,7 @@ def describe(model: Any) -> CacheDescription:
         new_cache,
         tuple(type(layer).__name__ for layer in cache.layers),
         channel_blocks(model.config.get_text_config(), channels),
+        torch.device(model.device),
     )
 
 

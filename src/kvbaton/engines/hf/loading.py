@@ -13,7 +13,7 @@ from kvbaton.engines.base import Role
 from kvbaton.engines.hf.base import Engine
 from kvbaton.engines.hf.decode import DecodeEngine
 from kvbaton.engines.hf.grid import Grid, Order
-from kvbaton.engines.hf.pools import Pools
+from kvbaton.engines.hf.pools import DEVICES, Pools
 from kvbaton.engines.hf.prefill import PrefillEngine
 from kvbaton.engines.hf.ranks import RankGroup
 from kvbaton.errors import ConfigurationError
@@ -38,23 +38,38 @@ COMMON_OPTIONS = (
     "window_ring",
     "ranks",
     "threads",
+    "device",
     "offer_wait_seconds",
     "manager_options",
 )
 """What `open_engine` takes for both roles."""
 
 
-def load_model(path: str | Path) -> Any:
-    """Load a causal language model for evaluation on CPU, with the attention that every architecture has.
+def check_device(device: str) -> torch.device:
+    """The device of that name. Raises `ConfigurationError` where it is none, or is not there."""
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigurationError(f"device {device!r}: {error}") from error
+    if found.type not in DEVICES:
+        raise ConfigurationError(f"device {device!r} is none of {', '.join(DEVICES)}")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ConfigurationError(f"device {device!r} is not there; torch sees {torch.cuda.device_count()} CUDA devices")
+    return torch.device(found.type, found.index or 0) if found.type == "cuda" else found
 
-    Raises `ConfigurationError` if Transformers cannot load it.
+
+def load_model(path: str | Path, device: str = "cpu") -> Any:
+    """Load a causal language model for evaluation, with the attention that every architecture has.
+
+    Raises `ConfigurationError` if Transformers cannot load it, or there is no such ``device``.
     """
+    where = check_device(device)
     try:
         auto: Any = transformers.AutoModelForCausalLM
         model = auto.from_pretrained(path, attn_implementation="eager", dtype="auto")
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot load a model from {path}: {error}") from error
-    return model.eval()
+    return model.to(where).eval()
 
 
 def open_engine(
@@ -74,6 +89,7 @@ def open_engine(
     window_ring: bool = False,
     ranks: Sequence[int] | None = None,
     threads: int | None = None,
+    device: str = "cpu",
     offer_wait_seconds: float = 60.0,
     manager_options: dict[str, Any] | None = None,
     **options: Any,
@@ -81,7 +97,8 @@ def open_engine(
     """A running engine of ``role`` for ``model``, a path or a loaded model.
 
     ``registry`` is as for `kvbaton.runtime.Manager`, and ``manager_options`` are passed on to it (transports, bind,
-    advertise, settings, ...). ``threads`` limits torch, in the whole process. ``offer_wait_seconds`` is how long a
+    advertise, settings, ...). ``threads`` limits torch, in the whole process. A model that is loaded here is put on
+    ``device``, "cpu" or "cuda:<number>"; the pools are where the model is. ``offer_wait_seconds`` is how long a
     request waits until the other side is ready for it. ``options`` go to `PrefillEngine` (chunk_tokens) or
     `DecodeEngine` (max_batch, corrupt, corrupt_page, exchange). The engine owns managers and pools: `close` it.
 
@@ -103,7 +120,7 @@ def open_engine(
         listed = ", ".join((*known, *COMMON_OPTIONS))
         raise ConfigurationError(f"a {role} engine has no option {unknown}; it has {listed}")
     path = str(model) if isinstance(model, (str, Path)) else ""
-    loaded = load_model(path) if path else model
+    loaded = load_model(path, device) if path else model
     name = served_model_name or path or type(loaded).__name__
     unit = cp_unit if cp_unit is not None else page_size if role == "prefill" else 1
     grid = Grid(tp, pp, cp, unit, page_size, order, window_ring)

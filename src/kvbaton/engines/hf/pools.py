@@ -13,7 +13,10 @@ from kvbaton.engines.hf.rank_pools import RankPools, unpack
 from kvbaton.engines.hf.rows import Allocation, Allocator, Aux, Rows
 from kvbaton.engines.hf.shards import Held, Shard, groups_of
 from kvbaton.errors import ConfigurationError
+from kvbaton.runtime.later import Event
 
+DEVICES = ("cpu", "cuda")
+"""Kinds of device that pools can be on."""
 RankRows = list[dict[str, Rows]]
 """Rows by component, for each rank of this process."""
 
@@ -42,9 +45,9 @@ class Pools:
             raise ConfigurationError(
                 f"pools need pool_tokens >= page_size ({self.page_size}) and slots >= 1, not {pool_tokens} and {slots}"
             )
-        if torch.device(model.device).type != "cpu":
+        if torch.device(model.device).type not in DEVICES:
             raise ConfigurationError(
-                f"these pools are in host memory, but the model is on {model.device}; move it to cpu"
+                f"the model is on {model.device}; pools can be on {' or '.join(DEVICES)}: move it there"
             )
         self.description: CacheDescription = describe(model)
         self.grid.check_layers(self.description.layers)
@@ -69,7 +72,7 @@ class Pools:
             for number in range(self.grid.size)
         ]
         """What each rank of the grid holds, also those of other processes."""
-        self.ranks = [RankPools(self.shards[number]) for number in numbers]
+        self.ranks = [RankPools(self.shards[number], self.description.device) for number in numbers]
 
     @property
     def complete(self) -> bool:
@@ -167,7 +170,8 @@ class Pools:
             for held in each
         ]
         for number, packed in (others or {}).items():
-            parts += unpack(self.shards[number], packed, tokens)[0]
+            there = unpack(self.shards[number], packed, tokens)[0]
+            parts += [(held, values.to(self.description.device)) for held, values in there]
         cache, whole = self._empty_cache(tokens)
         for held, values in parts:
             place = held.place
@@ -180,7 +184,17 @@ class Pools:
                 first, last = place.held(tokens)
                 held.join(values, target, held.positions(held.numbers(first, last), first))
         restore(cache, tokens)
+        if self.description.device.type == "cuda":
+            # The rows may be given to another request as soon as this one is over, whatever became of it.
+            torch.cuda.current_stream(self.description.device).synchronize()
         return cache
+
+    def written(self) -> Event | None:
+        """An event after all that was written so far, for `Sender.send`; None where nothing is to be waited for."""
+        if self.description.device.type != "cuda":
+            return None
+        event: Event = torch.cuda.current_stream(self.description.device).record_event()
+        return event
 
     def pack(self, allocation: Allocation) -> dict[int, bytes]:
         """What the ranks of this process hold of a request, for `read` and `read_aux` in another process."""
@@ -234,7 +248,7 @@ class Pools:
             if place.extent == "closed" and tokens < place.rate:
                 place.set(cache, None)
                 continue
-            tensor = _empty(place, tokens)
+            tensor = _empty(place, tokens, self.description.device)
             place.set(cache, tensor)
             seen = tensor[0] if place.token_axis < 0 else tensor[0].movedim(place.token_axis - 1, 0)
             whole[place.component, place.role, place.layer] = seen
@@ -246,9 +260,9 @@ def merged(*parts: RankRows) -> RankRows:
     return [{name: rows for each in rank for name, rows in each.items()} for rank in zip(*parts, strict=True)]
 
 
-def _empty(place: Place, tokens: int) -> torch.Tensor:
+def _empty(place: Place, tokens: int, device: torch.device) -> torch.Tensor:
     shape = list(place.shape)
     if place.token_axis >= 0:
         first, last = place.held(tokens)
         shape.insert(place.token_axis - 1, last - first)
-    return torch.empty((1, *shape), dtype=place.dtype)
+    return torch.empty((1, *shape), dtype=place.dtype, device=device)

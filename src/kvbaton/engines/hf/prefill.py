@@ -93,18 +93,19 @@ class PrefillEngine(Engine):
         if last < total:
             full = last // self.pools.granularity * self.pools.granularity
             if full > job.sent:
-                job.room.send(self.pools.streamed_rows(rows, (job.sent, full)), tokens=(job.sent, full))
+                job.room.send(self.pools.streamed_rows(rows, (job.sent, full)), (job.sent, full), self.pools.written())
                 job.sent = full
             return
         token = choose(logits, job.request.sampling, job.seed, 0)
         self.pools.write_state(job.cache, rows)
         job.finished_at = time.time()
         self.pools.write_aux(rows, Aux(token, total, job.finished_at))
+        written = self.pools.written()
         for held, latest in self.pools.latest_rows(rows).items():
-            job.room.send(latest, tokens=held)
+            job.room.send(latest, held, written)
         rest = (job.sent, total)
         left = merged(self.pools.streamed_rows(rows, rest), self.pools.state_rows(rows))
-        job.room.finish(left, rest, self.pools.aux_slots(rows))
+        job.room.finish(left, rest, self.pools.aux_slots(rows), written)
         job.cache = None
         self._current = None
         self._sending.append(job)

@@ -10,24 +10,25 @@ import torch
 
 from kvbaton.engines.hf.caches import Place
 from kvbaton.engines.hf.rows import Allocation, Aux
-from kvbaton.engines.hf.shards import AUX, Held, Shard
+from kvbaton.engines.hf.shards import AUX, AUX_REGION, CACHE_REGION, Held, Shard
 from kvbaton.layout import TOKEN, Component, RankLayout, Tensor, check_layout, required_bytes
 from kvbaton.memory import Region, SharedMemory
 
-Bytes = npt.NDArray[np.uint8]
-
 
 class RankPools:
-    """The memory of one rank that holds ``shard``. `close` gives it back."""
+    """The memory of one rank that holds ``shard``, its cache on ``device``. `close` gives it back."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, device: torch.device) -> None:
         self.shard = shard
-        self.memory = SharedMemory(max([1, *required_bytes(shard.layout.components)]))
-        self.regions = [Region.of(self.memory)]
-        check_layout(self.layout, [self.memory.nbytes])
-        bytes_ = torch.from_numpy(self.memory.array)
+        self.regions: list[Region] = []
+        self.memory: list[torch.Tensor] = []
+        """The bytes of each region."""
+        self._shared: list[SharedMemory] = []
+        for number, nbytes in enumerate(required_bytes(shard.layout.components)):
+            self._allocate(max(1, nbytes), torch.device("cpu") if number == AUX_REGION else device)
+        check_layout(self.layout, [region.nbytes for region in self.regions])
         self._components = {component.name: component for component in self.layout.components}
-        self._views = {id(held): _view(bytes_, held) for held in self._held()}
+        self._views = {id(held): _view(self.memory[CACHE_REGION], held) for held in self._held()}
         self._aux = {t.role: self._aux_view(t) for t in self._components[AUX].tensors} if shard.has_aux else {}
 
     @property
@@ -66,7 +67,9 @@ class RankPools:
 
     def pack(self, allocation: Allocation) -> bytes:
         """All that this rank holds of the request, in the order of its layout; `unpack` is the reverse."""
-        parts = [self.take(held, allocation).contiguous().view(torch.uint8).numpy().tobytes() for held in self._held()]
+        parts = [
+            self.take(held, allocation).contiguous().view(torch.uint8).cpu().numpy().tobytes() for held in self._held()
+        ]
         parts += [view[allocation.slot : allocation.slot + 1].tobytes() for view in self._aux.values()]
         return b"".join(parts)
 
@@ -98,7 +101,21 @@ class RankPools:
         """Give the memory back. The pools must not be used afterwards."""
         self._views.clear()
         self._aux.clear()
-        self.memory.close()
+        self.regions.clear()
+        self.memory.clear()
+        for shared in self._shared:
+            shared.close()
+
+    def _allocate(self, nbytes: int, device: torch.device) -> None:
+        """Add a region of zeros: memory that other processes can map."""
+        if device.type == "cpu":
+            shared = SharedMemory(nbytes)
+            self._shared.append(shared)
+            self.memory.append(torch.from_numpy(shared.array))
+            self.regions.append(Region.of(shared))
+        else:
+            self.memory.append(torch.zeros(nbytes, dtype=torch.uint8, device=device))
+            self.regions.append(Region.of(self.memory[-1]))
 
     def _held(self) -> list[Held]:
         return [held for each in self.shard.held.values() for held in each]
@@ -121,7 +138,7 @@ class RankPools:
 
     def _aux_view(self, tensor: Tensor) -> npt.NDArray[Any]:
         view: npt.NDArray[Any] = np.ndarray(
-            (tensor.rows,), tensor.dtype, self.memory.array.data, tensor.offset, (tensor.row_stride,)
+            (tensor.rows,), tensor.dtype, self.memory[AUX_REGION].numpy().data, tensor.offset, (tensor.row_stride,)
         )
         return view
 
@@ -177,6 +194,6 @@ def _view(bytes_: torch.Tensor, held: Held) -> torch.Tensor:
 
 
 def _scramble(values: torch.Tensor) -> None:
-    scale = values.float().abs().mean().clamp_min(1.0)
+    scale = values.float().abs().mean().clamp_min(1.0).cpu()
     generator = torch.Generator().manual_seed(values.numel())
     values.copy_(torch.randn(values.shape, generator=generator) * scale)

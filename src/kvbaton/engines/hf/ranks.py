@@ -15,6 +15,7 @@ from kvbaton.errors import KVBatonError
 from kvbaton.layout import Coords
 from kvbaton.protocol import Status
 from kvbaton.runtime import Manager
+from kvbaton.runtime.later import Event
 from kvbaton.runtime.rooms import Receiver, Sender
 
 MOST_OPENED_AT_ONCE = 8
@@ -78,16 +79,18 @@ class GroupSender(GroupRoom):
 
     rooms: tuple[Sender, ...]
 
-    def send(self, rows: RankRows, tokens: tuple[int, int]) -> None:
+    def send(self, rows: RankRows, tokens: tuple[int, int], after: Event | None = None) -> None:
         """Hand over a chunk: the rows of each rank that hold ``tokens``; see `Sender.send`."""
         for room, each in zip(self.rooms, rows, strict=True):
             if each:
-                room.send(each, tokens)
+                room.send(each, tokens, after)
 
-    def finish(self, rows: RankRows, tokens: tuple[int, int], aux: Sequence[int | None]) -> None:
+    def finish(
+        self, rows: RankRows, tokens: tuple[int, int], aux: Sequence[int | None], after: Event | None = None
+    ) -> None:
         """Hand over what is left; see `Sender.finish`. ``aux`` is the aux slot of each rank that has an aux table."""
         for room, each, slot in zip(self.rooms, rows, aux, strict=True):
-            room.finish(each, tokens, slot)
+            room.finish(each, tokens, slot, after)
 
 
 class GroupReceiver(GroupRoom):

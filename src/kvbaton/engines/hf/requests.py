@@ -12,6 +12,7 @@ from kvbaton.engines.base import EndEvent, Event, Finish, GenerateRequest, Token
 from kvbaton.engines.hf.pools import RankRows
 from kvbaton.engines.hf.rows import Allocation
 from kvbaton.protocol import Status
+from kvbaton.runtime.later import Event as DeviceEvent
 
 
 class Room(Protocol):
@@ -46,10 +47,12 @@ class Room(Protocol):
 class SenderRoom(Room, Protocol):
     """The room of a prefill engine; see `kvbaton.engines.hf.ranks.GroupSender`."""
 
-    def send(self, rows: RankRows, tokens: tuple[int, int]) -> None:
+    def send(self, rows: RankRows, tokens: tuple[int, int], after: DeviceEvent | None = None) -> None:
         """Hand over a chunk."""
 
-    def finish(self, rows: RankRows, tokens: tuple[int, int], aux: Sequence[int | None]) -> None:
+    def finish(
+        self, rows: RankRows, tokens: tuple[int, int], aux: Sequence[int | None], after: DeviceEvent | None = None
+    ) -> None:
         """Hand over what is left."""
 
 

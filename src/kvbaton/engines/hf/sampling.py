@@ -25,7 +25,7 @@ def choose(logits: torch.Tensor, sampling: Sampling, seed: int, step: int) -> in
     """The token for ``logits`` [vocabulary]; ``step`` counts the tokens of the answer from 0."""
     if sampling.temperature <= 0.0 or sampling.top_k == 1:
         return int(logits.argmax())
-    scores = logits.double() / sampling.temperature
+    scores = logits.cpu().double() / sampling.temperature
     ordered, tokens = scores.sort(descending=True, stable=True)
     if sampling.top_k > 0:
         ordered, tokens = ordered[: sampling.top_k], tokens[: sampling.top_k]

@@ -37,6 +37,8 @@ Int64s = npt.NDArray[np.int64]
 AUX = "aux"
 AUX_FIELDS = {"first_token": ("int64", 1), "prompt_tokens": ("int64", 1), "finished_at": ("float64", 1)}
 _ALIGNMENT = 64
+CACHE_REGION, AUX_REGION = 0, 1
+"""The regions of a rank: its share of the cache, wherever the model is, and the aux table, which the CPU reads."""
 
 Slices = tuple[slice, ...]
 Positions = slice | torch.Tensor
@@ -162,7 +164,7 @@ class Shard:
                 components.append(Component(group.name, group.kind, tensors, group.page_size, own))
         self.has_aux = self.coords.pp[0] == grid.pp - 1
         if self.has_aux:
-            components.append(aux_fields(AUX_FIELDS, AUX, rows=rows[AUX], offset=offset))
+            components.append(aux_fields(AUX_FIELDS, AUX, rows=rows[AUX], region=AUX_REGION))
         self.layout = RankLayout(tuple(components), self.coords, grid.owned(self.coords))
 
 
@@ -178,7 +180,7 @@ def _tensor(
         axes.insert(0 if outside else 1, (TOKEN, group.page_size // group.kind.ratio, None))
     dtype = str(place.dtype).removeprefix("torch.")
     made, size = dense_axes(axes, dtype)
-    return Tensor(place.role, place.layer, 0, offset, rows, size, dtype, made), size
+    return Tensor(place.role, place.layer, CACHE_REGION, offset, rows, size, dtype, made), size
 
 
 def _spans(description: CacheDescription, coords: Coords, component: str, axis: str, size: int) -> Spans | None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvbaton.copy.movers import PackedBytes
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
 from kvbaton.transport.fabric.base import Writes
@@ -34,14 +35,22 @@ class Area(NamedTuple):
     """All slabs of a process, in one region."""
 
     region: Region
-    view: memoryview
+    """Memory of ``options.area_bytes`` bytes, of the host or of a device."""
+    whole: PackedBytes
     options: FabricOptions
 
     @classmethod
     def of(cls, region: Region, options: FabricOptions) -> Area:
-        """The slabs in ``region``, which is host memory of ``options.area_bytes`` bytes."""
-        view = memoryview((c_char * region.nbytes).from_address(region.address)).cast("B")
-        return cls(region, view, options)
+        """The slabs in ``region``."""
+        if region.kind == "host":
+            whole = PackedBytes.of(memoryview((c_char * region.nbytes).from_address(region.address)).cast("B"))
+        else:
+            whole = PackedBytes(region.nbytes, device=region.device, address=region.address)
+        return cls(region, whole, options)
+
+    def packed(self, begin: int, nbytes: int) -> PackedBytes:
+        """Some bytes of it."""
+        return self.whole.part(begin, nbytes)
 
     def landing(self, slab: int) -> int:
         """Where a slab begins that peers write into. The same on every process with the same ``slab_bytes``."""
@@ -53,7 +62,7 @@ class Area(NamedTuple):
 
 
 def numbers_of(nbytes: Int64s) -> Int64s:
-    """The fabric's number of each region, by their lengths; -1 for empty ones, which no library needs to know.
+    """The fabric's number of each region, by the lengths that it is told; -1 for those of which it needs to know none.
 
     Both sides count the same way: the slabs come first, then the regions.
     """
@@ -62,14 +71,14 @@ def numbers_of(nbytes: Int64s) -> Int64s:
     return numbers
 
 
-def on_host(kinds: Iterable[str]) -> Flags:
-    """Which regions are host memory, which the CPU can pack and unpack."""
-    return np.array([kind == "host" for kind in kinds], dtype=np.bool_)
+def flags(each: Iterable[bool]) -> Flags:
+    """A flag for each region."""
+    return np.fromiter(each, dtype=np.bool_)
 
 
-def fabric_regions(area: Area, regions: Sequence[Region]) -> list[Region]:
-    """What is registered with a fabric, in the order of `numbers_of`."""
-    return [area.region, *(region for region in regions if region.nbytes)]
+def fabric_regions(area: Area, regions: Sequence[Region], direct: Flags) -> list[Region]:
+    """What is registered with a fabric, in the order of `numbers_of`: the slabs, and the regions that go ``direct``."""
+    return [area.region, *(region for region, goes in zip(regions, direct, strict=True) if goes)]
 
 
 def one_write(local: int, remote: int, nbytes: int) -> Writes:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvbaton.copy import gather
-from kvbaton.plan.boxes import Int64s, Transfer
+from kvbaton.copy.movers import PackedBytes
+from kvbaton.plan.boxes import Transfer
 from kvbaton.transport.fabric import side
+from kvbaton.transport.table import RegionTable
 from kvbaton.transport.wire import cut, encode_tables
 
 LEAST_LOAD = 256 << 10
@@ -63,13 +64,13 @@ def cut_loads(transfers: Iterable[Transfer], nbytes: int) -> Iterator[Load]:
         yield load
 
 
-def pack(load: Load, bases: Int64s, slab: memoryview) -> int:
+def pack(load: Load, table: RegionTable, slab: PackedBytes) -> int:
     """Gather a load into ``slab``; how many bytes it has."""
     at = 0
     for transfer, begin, end in load:
         boxes, units, _ = transfer
-        part = slab[at : at + end - begin]
-        gather(boxes.shape, boxes.source, units, bases, part, begin=begin, cast=boxes.cast)
+        part = slab.part(at, end - begin)
+        table.movers.gather(boxes.shape, boxes.source, units, table.bases, part, begin=begin, cast=boxes.cast)
         at += end - begin
     return at
 

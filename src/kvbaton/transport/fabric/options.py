@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from kvbaton.errors import ConfigurationError
 from kvbaton.transport.executor import ExecutorOption, executor_option
 
 ALIGNMENT = 4096
+SlabMemory = Literal["host", "cuda"]
+SLAB_MEMORY: tuple[SlabMemory, ...] = get_args(SlabMemory)
 _SIZE = re.compile(r"(\d+)\s*(|[KMG]iB)")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -36,7 +38,8 @@ class FabricOptions(NamedTuple):
     writer be fenced. ``slabs`` of ``slab_bytes`` each are there for peers to write into, at most ``slabs_per_peer`` for
     one connection; ``staging_slabs`` are what this process packs into: peers that stand still keep theirs, and hold up
     no other peer as long as they are not more than half as many. ``quarantine_seconds``: how long slabs stay unused
-    whose writer went without a word, where its death cannot be proven from here.
+    whose writer went without a word, where its death cannot be proven from here. ``slab_memory``: the kind of memory
+    that the slabs are; "cuda" is the device of the regions, and must be reached by the library.
     """
 
     executor: ExecutorOption = "auto"
@@ -45,6 +48,7 @@ class FabricOptions(NamedTuple):
     staging_slabs: int = 32
     slab_bytes: int = 2 << 20
     quarantine_seconds: float = 600.0
+    slab_memory: SlabMemory = "host"
 
     @classmethod
     def take(cls, options: Mapping[str, str]) -> tuple[FabricOptions, dict[str, str]]:
@@ -57,6 +61,7 @@ class FabricOptions(NamedTuple):
             _count("staging_slabs", rest),
             _size("slab_bytes", rest),
             _seconds("quarantine_seconds", rest),
+            _slab_memory(rest.pop("slab_memory", cls().slab_memory)),
         )
         return taken, rest
 
@@ -64,6 +69,13 @@ class FabricOptions(NamedTuple):
     def area_bytes(self) -> int:
         """Bytes of all slabs together."""
         return (self.slabs + self.staging_slabs) * self.slab_bytes
+
+
+def _slab_memory(text: str) -> SlabMemory:
+    for kind in SLAB_MEMORY:
+        if text == kind:
+            return kind
+    raise ConfigurationError(f"slab_memory is {text!r}; it must be one of {', '.join(SLAB_MEMORY)}")
 
 
 def _default(name: str) -> str:

@@ -30,11 +30,9 @@ class Remote(NamedTuple):
     regions: Int64s
     """Lengths of its regions."""
     numbers: Int64s
-    """The fabric's number of each."""
-    host: Flags
-    """Which of them are host memory."""
-    exposed: bool
-    """Whether the fabric may write into them."""
+    """The fabric's number of each; -1 for those that it may not, or cannot, write into."""
+    packed: Flags
+    """Into which of them the peer puts what lies in a slab."""
     slabs: tuple[int, ...]
     """The slabs that it granted, by number."""
     slab_bytes: int
@@ -202,12 +200,12 @@ class Outgoing:
         """Fill a slab with the loads at hand and write it to the peer."""
         slab = self._credits.popleft()
         begin = self._area.staging(staging)
-        view = self._area.view[begin : begin + self._slab_bytes]
+        packed = self._area.packed(begin, self._slab_bytes)
         loaded: list[tuple[Write, Load, int]] = []
         end = 0
         for write, load in self._next_loads():
             try:
-                nbytes = pack(load, self._table.bases, view[end:])
+                nbytes = pack(load, self._table, packed.part(end, self._slab_bytes - end))
             except Exception as error:
                 self._over(write, f"packing failed: {type(error).__name__}: {error}")
                 continue

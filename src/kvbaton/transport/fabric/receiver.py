@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from kvbaton.copy import check_bounds, scatter
+from kvbaton.copy import check_bounds
 from kvbaton.errors import RowsError
 from kvbaton.transport import wire
 from kvbaton.transport.dial import cut_off_after
@@ -41,6 +41,7 @@ class FabricReceiver(Inbound):
         self._area: Area | None = None
         self._described = b""
         self._exposed = False
+        self._ways: tuple[int, ...] = ()
         self._slabs = Slabs(0, 1)
         self._changed = threading.Condition()
         """Guards guests and slabs; notified when a guest leaves."""
@@ -49,10 +50,13 @@ class FabricReceiver(Inbound):
         self._revoke = revoke
         super().__init__(listener, dialect, instance, token)
 
-    def set_up(self, area: Area, described: bytes, *, exposed: bool) -> None:
-        """Give the slabs to grant, what writers need of the fabric, and whether the regions are exposed to it."""
+    def set_up(self, area: Area, described: bytes, ways: tuple[int, ...], *, exposed: bool) -> None:
+        """Give the slabs to grant, what writers need of the fabric, and which ``ways`` lead into each region.
+
+        ``exposed`` is whether any is exposed to the fabric.
+        """
         with self._changed:
-            self._area, self._described, self._exposed = area, described, exposed
+            self._area, self._described, self._ways, self._exposed = area, described, ways, exposed
             self._slabs = Slabs(area.options.slabs, area.options.slabs_per_peer)
 
     def fence(self, instance: str) -> bool:
@@ -146,8 +150,7 @@ class FabricReceiver(Inbound):
             guest.left = True
             return None
         try:
-            kinds = tuple(region.kind for region in self.table.regions)
-            welcome = side.Welcome(self._described, self._exposed, area.options.slab_bytes, slabs, kinds)
+            welcome = side.Welcome(self._described, self._exposed, area.options.slab_bytes, slabs, self._ways)
             side.send(connection.sock, welcome)
         finally:
             self.gate.leave(connection.instance)
@@ -180,6 +183,7 @@ class FabricReceiver(Inbound):
             raise ValueError(f"{header.payload} bytes from {header.offset} are more than a slab has")
         try:
             total = check_bounds("destination", *tables, self.table.nbytes)
+            self.table.movers.of(tables.destination)
         except RowsError as error:
             self._count("bounds")
             return str(error)
@@ -195,8 +199,8 @@ class FabricReceiver(Inbound):
             return False
         try:
             begin = area.landing(header.slab) + header.offset
-            packed = area.view[begin : begin + header.payload]
-            scatter(*tables, self.table.bases, packed, begin=header.begin)
+            packed = area.packed(begin, header.payload)
+            self.table.movers.scatter(*tables, self.table.bases, packed, begin=header.begin)
         finally:
             self.gate.leave(connection.instance)
         return True

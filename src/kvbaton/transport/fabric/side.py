@@ -28,13 +28,16 @@ from kvbaton.transport.wire import (
     receive_into,
 )
 
-VERSION = 3
+VERSION = 4
 MAX_HELLO = 4096
 MAX_OVER = 64
 """Connections that a hello speaks of."""
 MAX_WELCOME = 256 * 1024
 MAX_FABRIC = 48 * 1024
 """Bytes that an adapter's descriptor may have."""
+
+DIRECT, PACKED = 1, 2
+"""Ways into a region, as bits: the library writes there by itself, the receiver puts in place what lies in a slab."""
 
 PART, WHOLE, GOODBYE = range(3)
 """Kinds of headers: of a frame that others of the same slab follow, of the last of a slab, and of the end."""
@@ -71,15 +74,15 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 class Welcome(msgspec.Struct, frozen=True, array_like=True):
     """What a writer needs: the adapter's descriptor, and the slabs that it may write into, by number.
 
-    ``exposed``: the regions can be written to over the fabric. ``kinds`` of memory of each region. ``refusal``: why
-    there is nothing for this writer; empty if there is.
+    ``exposed``: regions can be written to over the fabric. ``ways`` into each region: bits of `DIRECT` and `PACKED`.
+    ``refusal``: why there is nothing for this writer; empty if there is.
     """
 
     fabric: Annotated[bytes, msgspec.Meta(max_length=MAX_FABRIC)]
     exposed: bool
     slab_bytes: Length
     slabs: tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)], ...]
-    kinds: tuple[Annotated[str, msgspec.Meta(max_length=32)], ...]
+    ways: tuple[Annotated[int, msgspec.Meta(ge=0, le=DIRECT | PACKED)], ...]
     refusal: Annotated[str, msgspec.Meta(max_length=1000)] = ""
 
 

@@ -43,7 +43,6 @@ class Death:
 
     def __init__(self, process: ProcessKey | None) -> None:
         self._watch: ProcessWatch | None = None
-        self._seen: float | None = None
         if process is not None:
             try:
                 self._watch = ProcessWatch(process)
@@ -53,9 +52,7 @@ class Death:
 
     def proven(self) -> bool:
         """Whether nothing of that process can land any more."""
-        if self._seen is None and self._watch is not None and self._watch.dead():
-            self._seen = time.monotonic()
-        return self._seen is not None and time.monotonic() - self._seen >= LINGER_SECONDS
+        return self._watch is not None and self._watch.dead_for(LINGER_SECONDS)
 
     @property
     def visible(self) -> bool:

@@ -20,14 +20,15 @@ import msgspec
 import numpy as np
 
 from kvbaton.address import Endpoint, advertised
+from kvbaton.copy.movers import KINDS, device_mover
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Transfer
 from kvbaton.transport.base import Capabilities, Completion, RemotePeer, Transport
 from kvbaton.transport.dial import CONNECT_SECONDS, cut_off_after, listen, reach
-from kvbaton.transport.executor import choose_for
+from kvbaton.transport.executor import ExecutorOption, choose_for
 from kvbaton.transport.fabric import side
-from kvbaton.transport.fabric.area import Area, fabric_regions, numbers_of, on_host, pages
+from kvbaton.transport.fabric.area import Area, fabric_regions, flags, numbers_of, pages
 from kvbaton.transport.fabric.base import Fabric
 from kvbaton.transport.fabric.direct import direct_writes
 from kvbaton.transport.fabric.link import STOP_SECONDS, Link
@@ -41,7 +42,6 @@ from kvbaton.transport.table import MAX_DESCRIPTOR, RegionTable, check_write
 from kvbaton.transport.tickets import Tickets
 from kvbaton.transport.wire import MAX_INSTANCE, TOKEN_BYTES, Dialect
 
-HOST = frozenset({"host"})
 REMEMBERED = 1024
 """Peers of which it is remembered what is over; an instance that does not come again needs it no more."""
 
@@ -72,8 +72,11 @@ class FabricTransport(Transport):
             )
         if not 1 <= len(instance.encode()) <= MAX_INSTANCE:
             raise ConfigurationError(f"an instance id has 1 to {MAX_INSTANCE} bytes, not {len(instance.encode())}")
-        if "host" not in fabric.memory_kinds:
-            raise TransportUnavailable(f"{fabric.name} does not reach host memory here, which its slabs need")
+        if self.options.slab_memory not in fabric.memory_kinds:
+            raise TransportUnavailable(
+                f"{fabric.name} does not reach {self.options.slab_memory} memory here, which its slabs need: see the "
+                "option slab_memory"
+            )
         if self.options.slab_bytes > fabric.limits.write_bytes:
             raise ConfigurationError(
                 f"slab_bytes is {self.options.slab_bytes}, but {fabric.name} writes at most "
@@ -86,7 +89,7 @@ class FabricTransport(Transport):
         self.capabilities = Capabilities(
             mapped=False,
             cross_host=fabric.cross_host,
-            memory_kinds=HOST if packed else fabric.memory_kinds,
+            memory_kinds=_kinds(fabric, self.options.executor),
             needs_shared_memory=False,
             one_sided=not packed,
             hardware=fabric.hardware,
@@ -98,7 +101,8 @@ class FabricTransport(Transport):
         listener = listen(address.host, address.port or 0)
         self.table = RegionTable()
         self._numbers = numbers_of(self.table.nbytes)
-        self._host = on_host(())
+        self._let_go = contextlib.ExitStack()
+        """Gives the slabs back, when the library does nothing with them any more."""
         self._allocate = allocate
         self._area: Area | None = None
         self._token = secrets.token_bytes(TOKEN_BYTES)
@@ -119,13 +123,29 @@ class FabricTransport(Transport):
     def register(self, regions: Sequence[Region]) -> None:
         """As `Transport.register`. With the executor "packed" the fabric learns of the slabs only."""
         self.table = RegionTable.of_kinds(regions, self.capabilities.memory_kinds, self.name)
-        self._numbers = numbers_of(self.table.nbytes)
-        self._host = on_host(region.kind for region in regions)
-        self._area = Area.of(self._allocate(self.options.area_bytes), self.options)
-        exposed = self.capabilities.one_sided
-        self.fabric.register(fabric_regions(self._area, regions if exposed else ()))
+        exposed, movers = self.capabilities.one_sided, self.table.movers
+        direct = flags(exposed and region.nbytes > 0 and region.kind in self.fabric.memory_kinds for region in regions)
+        for number, reason in movers.reasons.items():
+            if not direct[number] and regions[number].nbytes:
+                raise TransportUnavailable(f"{self.name} cannot reach region {number}, and cannot pack it: {reason}")
+        self._numbers = numbers_of(np.where(direct, self.table.nbytes, 0))
+        self._area = area = Area.of(self._slabs(regions), self.options)
+        self.fabric.register(fabric_regions(area, regions, direct))
+        if area.region.kind == "host":
+            self._let_go.callback(movers.pin(area.region.address, area.region.nbytes))
+        ways = direct * side.DIRECT + movers.movable * side.PACKED
         self._receiver.table = self.table
-        self._receiver.set_up(self._area, self.fabric.describe(), exposed=exposed)
+        self._receiver.set_up(area, self.fabric.describe(), tuple(ways.tolist()), exposed=exposed)
+
+    def _slabs(self, regions: Sequence[Region]) -> Region:
+        """Memory for the slabs; on the device of the first region that is on one, if they shall be on a device."""
+        if self.options.slab_memory == "host":
+            return self._allocate(self.options.area_bytes)
+        device = next((region.device for region in regions if region.kind == self.options.slab_memory), 0)
+        mover = device_mover(device)
+        made = mover.allocate(self.options.area_bytes)
+        self._let_go.callback(mover.free, made)
+        return made
 
     def describe(self) -> bytes:
         """As `Transport.describe`. Raises `TransportError` if there are too many regions for a descriptor."""
@@ -168,10 +188,10 @@ class FabricTransport(Transport):
         connection = next(self._numbers_of_connections)
         over = self._over_of(described.instance)
         welcome = self._hello(sock, described.instance, connection, tuple(over), limit)
-        if len(welcome.kinds) != len(described.regions):
+        if len(welcome.ways) != len(described.regions):
             raise TransportError(
-                f"peer {described.instance} has {len(described.regions)} regions, but told the kinds of "
-                f"{len(welcome.kinds)} regions; get its new descriptor"
+                f"peer {described.instance} has {len(described.regions)} regions, but told the ways into "
+                f"{len(welcome.ways)} regions; get its new descriptor"
             )
         if self.options.executor == "direct" and not welcome.exposed:
             raise TransportUnavailable(
@@ -184,9 +204,8 @@ class FabricTransport(Transport):
             connection,
             fabric_peer,
             nbytes,
-            numbers_of(nbytes),
-            on_host(welcome.kinds),
-            welcome.exposed,
+            numbers_of(np.where(flags(bool(way & side.DIRECT) for way in welcome.ways), nbytes, 0)),
+            flags(bool(way & side.PACKED) for way in welcome.ways),
             welcome.slabs,
             welcome.slab_bytes,
         )
@@ -240,17 +259,22 @@ class FabricTransport(Transport):
         """Those that go piece by piece, and those that go packed."""
         direct: list[Transfer] = []
         packed: list[Transfer] = []
+        movers = self.table.movers
         for transfer in transfers:
             boxes = transfer.boxes
-            can_pack = self._host[boxes.source[:, 0]].all() and remote.host[boxes.destination[:, 0]].all()
-            can_go_direct = self.capabilities.one_sided and remote.exposed and boxes.cast is None
+            here, there = boxes.source[:, 0], boxes.destination[:, 0]
+            can_pack = bool(movers.movable[here].all() and remote.packed[there].all())
+            reached = (self._numbers[here] >= 0).all() and (remote.numbers[there] >= 0).all()
+            can_go_direct = bool(reached) and boxes.cast is None
             if not can_pack and not can_go_direct:
                 raise TransportError(
-                    f"a write to peer {remote.instance} moves device memory, which here goes piece by piece only: "
-                    "both sides need the executor direct or auto, and no cast"
+                    f"a write to peer {remote.instance} moves memory that goes piece by piece only: both sides need "
+                    "the executor direct or auto, and no cast"
                 )
             if can_pack and can_go_direct:
                 can_go_direct = choose_for(transfer, self.capabilities, self.options.executor).name == "direct"
+            if not can_go_direct:
+                movers.of(boxes.source)
             (direct if can_go_direct else packed).append(transfer)
         return direct, packed
 
@@ -298,8 +322,16 @@ class FabricTransport(Transport):
         self._receiver.close()
         if stopped:
             self.fabric.close()
+            self._let_go.close()
 
     @property
     def counters(self) -> dict[str, int]:
         """How often the port refused something, by reason: as tcp's, and slabs."""
         return dict(self._receiver.counters)
+
+
+def _kinds(fabric: Fabric, executor: ExecutorOption) -> frozenset[str]:
+    """The kinds of memory that can be carried: those that the library reaches, and those that can be packed."""
+    if executor == "direct":
+        return fabric.memory_kinds
+    return frozenset(KINDS) if executor == "packed" else fabric.memory_kinds | KINDS.keys()
