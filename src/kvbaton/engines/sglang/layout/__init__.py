@@ -1,0 +1,7 @@
+"""From SGLang's `KVArgs` to a `RankLayout`, and from its page and state indices to rows. Imports nothing of SGLang."""
+
+from kvbaton.engines.sglang.layout.describe import describe
+from kvbaton.engines.sglang.layout.ranks import Ranks
+from kvbaton.engines.sglang.layout.rows import Described, StateRows
+
+__all__ = ["Described", "Ranks", "StateRows", "describe"]
