@@ -10,7 +10,7 @@ from kvbaton.errors import ConfigurationError
 from kvbaton.protocol import Deadlines
 from kvbaton.protocol.messages import AuxPath
 from kvbaton.runtime.settings import Settings
-from kvbaton.transport import AUTO
+from kvbaton.transport import AUTO, NAMES
 from kvbaton.transport.fabric import FABRICS
 
 TRANSPORT = "KVBATON_TRANSPORT"
@@ -46,7 +46,8 @@ def device_options(wanted: str | Sequence[str], devices: str) -> dict[str, dict[
     named = ",".join(part.strip() for part in devices.split(",") if part.strip())
     if not named:
         return {}
-    return {name: {"devices": named} for name in FABRICS if wanted == AUTO or name in wanted}
+    chosen = NAMES if wanted == AUTO else wanted
+    return {name: {"devices": named} for name in chosen if name in FABRICS}
 
 
 def settings(role: str, timeouts: Timeouts, environment: Mapping[str, str]) -> Settings:
