@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 
 GUARD = 64
-LAYERS_APART = 1000
 
 
 def logical(*key, shape, dtype=np.uint8):
@@ -110,17 +109,18 @@ class Side:
 
     def kv(self, buffer, row_bytes, *, draft=False):
         """List a buffer of the main cache, or of the draft's."""
-        self._list("kv", buffer, row_bytes)
+        self.list("kv", buffer, row_bytes)
         self.args.num_draft_entries += draft
 
     def aux(self, place, rows=6, widths=(64, 64, 64, 64, 128, 128, 64, 128, 96, 64)):
         """SGLang's metadata buffers."""
         for at, width in enumerate(widths):
             here, wanted = self.buffer((rows, width))
-            self._list("aux", here, width)
+            self.list("aux", here, width)
             wanted[place.aux] = logical("aux", at, shape=(width,))
 
-    def _list(self, prefix, buffer, row_bytes):
+    def list(self, prefix, buffer, row_bytes):
+        """List a buffer in the lists of that name."""
         getattr(self.args, f"{prefix}_data_ptrs").append(buffer.ctypes.data)
         getattr(self.args, f"{prefix}_data_lens").append(buffer.nbytes)
         getattr(self.args, f"{prefix}_item_lens").append(row_bytes)
