@@ -128,6 +128,11 @@ def test_context_parallel_decode_of_keys_and_values():
     refused(side, "decode context parallelism over 2 ranks", "MLA only", total_kv_heads=KV_HEADS)
 
 
+def test_pages_that_ranks_share_by_their_number():
+    side, _ = side_of(mla=True)
+    refused(side, "2 ranks share its pages by page number", is_mla=True, kv_shard=(0, 2))
+
+
 def test_pages_of_states_under_decode_context_parallelism():
     side, place = side_of(mla=True, own={"dcp": (0, 2)})
     pools.alike(side, "dsa", place.pages, count=2, row_bytes=8, total=8)
@@ -296,4 +301,4 @@ def test_facts_of_a_model():
     assert (facts.layers["kv"], facts.layers["swa"]) == ((0, 2), (1, 3))
     text.model_type = "qwen3_next"
     other = facts_of(config)
-    assert (other.conv_blocks, other.layers) == (None, {})
+    assert (other.conv_blocks, other.layers["swa"]) == (None, (1, 3, 5))

@@ -38,6 +38,12 @@ def describe_kv(args: Arguments, ranks: Ranks, regions: Regions) -> Paged:
     if not args.kv:
         return Paged((), opaque=False)
     mla = ranks.is_mla or args.hybrid_mla
+    if ranks.kv_shard[1] > 1:
+        refuse(
+            "kv",
+            f"{ranks.kv_shard[1]} ranks share its pages by page number, so that which tokens a rank holds differs from "
+            "request to request; turn KV cache sharding off",
+        )
     if ranks.dcp[1] > 1 and not mla:
         refuse("kv", f"decode context parallelism over {ranks.dcp[1]} ranks is described for MLA only")
     if ranks.unified and args.draft and ranks.draft:

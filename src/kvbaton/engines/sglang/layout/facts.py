@@ -20,25 +20,24 @@ class Facts(NamedTuple):
 
 
 def facts_of(model_config: Any, stage: tuple[int, int] | None = None) -> Facts:
-    """The facts of a model; ``stage`` are the first layer and the one after the last of this pipeline stage.
-
-    Pass it where there is more than one stage: the layers of a whole model go without numbers as well.
-    """
+    """The facts of a model; ``stage`` are the first layer of this pipeline stage and the one after its last."""
     text = getattr(model_config, "hf_text_config", None)
+    full = getattr(model_config, "full_attention_layer_ids", None)
+    window = getattr(model_config, "swa_attention_layer_ids", None)
     layers: dict[str, tuple[int, ...]] = {}
-    if stage is not None:
-        for name, listed in (("kv", "full_attention_layer_ids"), ("swa", "swa_attention_layer_ids")):
-            ids = getattr(model_config, listed, None)
-            if ids is not None:
-                layers[name] = tuple(int(layer) for layer in ids if stage[0] <= layer < stage[1])
-        if "swa" in layers:
-            layers |= {"block_scale": layers["kv"], "block_scale_swa": layers["swa"]}
+    if full is not None and window is not None:
+        layers = {"kv": _within(full, stage), "swa": _within(window, stage)}
+        layers |= {"block_scale": layers["kv"], "block_scale_swa": layers["swa"]}
     return Facts(
         total_kv_heads=_count(model_config.get_total_num_kv_heads()),
         swa_kv_heads=_count(_swa_heads(text)),
         conv_blocks=_conv_blocks(model_config),
         layers=layers,
     )
+
+
+def _within(layers: Any, stage: tuple[int, int] | None) -> tuple[int, ...]:
+    return tuple(int(layer) for layer in layers if stage is None or stage[0] <= layer < stage[1])
 
 
 def _count(value: Any) -> int | None:
