@@ -38,6 +38,12 @@ def describe_kv(args: Arguments, ranks: Ranks, regions: Regions) -> Paged:
     if not args.kv:
         return Paged((), opaque=False)
     mla = ranks.is_mla or args.hybrid_mla
+    if ranks.kv_shard[1] > 1:
+        refuse(
+            "kv",
+            f"{ranks.kv_shard[1]} ranks share its pages by page number, so that which tokens a rank holds differs from "
+            "request to request; turn KV cache sharding off",
+        )
     if ranks.dcp[1] > 1 and not mla:
         refuse("kv", f"decode context parallelism over {ranks.dcp[1]} ranks is described for MLA only")
     if ranks.unified and args.draft and ranks.draft:
@@ -84,17 +90,17 @@ def _draft(args: Arguments, ranks: Ranks, regions: Regions, mla: bool) -> Compon
     """The draft's cache. It is on one stage of a pipeline, whole, so that its layers are counted from 0."""
     buffers = args.draft
     if mla:
+        # Shared by token, the draft's cache is whole on each rank, in pages of as many tokens as all ranks together.
+        size, owned = args.page_size * ranks.dcp[1], Ownership() if ranks.dcp[1] > 1 else None
         # A latent is as wide as the target's; anything else is cut over the ranks in a way that SGLang does not tell.
-        alike = {buffer.row_bytes for buffer in buffers} <= {buffer.row_bytes for buffer in args.kv} | {0}
-        virtual = args.page_size * ranks.dcp[1]
+        widths = {token_bytes("draft", size, buffer) for buffer in buffers}
+        alike = widths <= {token_bytes("kv", args.page_size, buffer) for buffer in args.kv} | {0}
         places = [("latent" if alike else "page", layer) for layer in range(len(buffers))]
 
         def axes(local: int, nbytes: int) -> list[AxisSpec]:
             return _dim(args, nbytes) if alike else per_rank(nbytes, ranks.tp)
 
-        if ranks.dcp[1] > 1:
-            return _by_token("draft", args, buffers, places, ranks, regions, axes, virtual, Ownership())
-        return _by_token("draft", args, buffers, places, ranks, regions, axes)
+        return _by_token("draft", args, buffers, places, ranks, regions, axes, size, owned)
     places = key_value_places("draft", buffers, range(len(buffers) // 2))
     total = args.total_heads if ranks.total_kv_heads is None else ranks.total_kv_heads
     # How many heads the draft has is not told. Where several ranks would share one, it is not guessed.

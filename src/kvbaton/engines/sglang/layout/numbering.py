@@ -14,11 +14,11 @@ def numbered(component: str, ranks: Ranks, count: int) -> Sequence[int]:
     Raises `LayoutError` on a pipeline stage, whose first layer is not known.
     """
     given = ranks.layers.get(component)
-    if given is not None:
-        if len(given) != count:
-            refuse(component, f"{len(given)} layers are given, but SGLang lists {count} on {where(ranks)}")
+    if given is not None and len(given) == count:
         return given
     if ranks.pp[1] > 1:
+        if given is not None:
+            refuse(component, f"{len(given)} layers are given, but SGLang lists {count} on {where(ranks)}")
         refuse(
             component,
             f"SGLang does not tell which layers {where(ranks)} holds of it; use pp size 1, or pass their numbers as "

@@ -22,6 +22,7 @@ class Ranks:
       of which SGLang does not tell them (Mamba 2).
     * ``start_layer``: the first layer of this pipeline stage, where `KVArgs` does not say it (the decode side).
     * ``layers``: global layer numbers by component, for pipelines of models of which SGLang does not tell them.
+    * ``kv_shard``: ranks that share the pages of the main cache by page number (KV cache sharding); refused.
     * ``unified``: the pools share one region of page envelopes (unified memory).
     * ``kv_cache_layout``: the order inside pages of keys and values; None is what `KVArgs` says of the sliding-window
       pool, and "nhd" where it says nothing.
@@ -41,6 +42,7 @@ class Ranks:
     conv_blocks: Sequence[int] | None = None
     start_layer: int | None = None
     layers: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    kv_shard: tuple[int, int] = (0, 1)
     unified: bool = False
     kv_cache_layout: str | None = None
     draft: bool = True
