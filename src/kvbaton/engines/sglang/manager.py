@@ -17,10 +17,10 @@ from sglang.srt.utils.network import NetworkAddress
 from kvbaton.engines.sglang import environment
 from kvbaton.engines.sglang.bootstrap import registry_url
 from kvbaton.engines.sglang.events import AfterEvents
-from kvbaton.engines.sglang.layout import Described, Ranks, describe
+from kvbaton.engines.sglang.layout import Described, Facts, Ranks, describe, facts_of
 from kvbaton.engines.sglang.watch import RoomWatch
-from kvbaton.errors import ConfigurationError, RegistryError
-from kvbaton.registry import HttpRegistry
+from kvbaton.errors import AuthenticationError, ConfigurationError, RegistryError
+from kvbaton.registry import HttpRegistry, RegistryUnreachable
 from kvbaton.runtime.manager import Manager, Role
 from kvbaton.runtime.rooms import Receiver, Room, Sender
 
@@ -187,9 +187,7 @@ class KvbatonKVManager(CommonKVManager):
         dp = (self.attn_dp_rank, self.attn_dp_size)
         if self.system_dp_size > 1:
             dp = (self.system_dp_rank, self.system_dp_size)
-        total = getattr(self.kv_args, "total_kv_head_num", None)
-        if total is None and not self.is_mla_backend and self.attn_tp_size > 1:
-            total = _model_config(self.server_args).get_total_num_kv_heads()
+        facts, start = self._facts()
         return Ranks(
             role=self.role,
             tp=(self.attn_tp_rank, self.attn_tp_size),
@@ -199,8 +197,23 @@ class KvbatonKVManager(CommonKVManager):
             dcp=(self.dcp_rank, self.dcp_size),
             state_tp=_state_ranks(self.attn_tp_rank, self.attn_tp_size, self.state_tp_size),
             is_mla=self.is_mla_backend,
-            total_kv_heads=total,
+            start_layer=start,
+            kv_cache_layout=os.environ.get("SGLANG_AITER_KV_CACHE_LAYOUT") or None,
+            **facts._asdict(),
         )
+
+    def _facts(self) -> tuple[Facts, int | None]:
+        """What the model's config says, and the first layer of this stage where SGLang's arguments lack it."""
+        if not hasattr(self.server_args, "model_path"):
+            # Managers without a server, as in benchmarks: the arguments say all there is.
+            return Facts(None, None, None, {}), None
+        model = _model_config(self.server_args)
+        if self.pp_size == 1:
+            return facts_of(model), None
+        from sglang.srt.distributed.utils import get_pp_indices
+
+        stage = get_pp_indices(model.num_hidden_layers, self.pp_rank, self.pp_size)
+        return facts_of(model, stage), stage[0] if self.role == "decode" else None
 
     def _timeouts(self) -> environment.Timeouts:
         prefix = "SGLANG_DISAGGREGATION_"
@@ -249,18 +262,21 @@ def _devices(args: Any) -> str:
 
 
 def _wait_for(url: str) -> None:
-    """Return when the registry answers. Raises `RegistryError` with its last reason after `REGISTRY_SECONDS`."""
+    """Return when the registry answers. Raises `RegistryError` if it does not in time, or if it is none."""
     client, until, pause = HttpRegistry(url), time.monotonic() + REGISTRY_SECONDS, 0.05
     while True:
         try:
-            client.ask("GET", "/health")
-        except RegistryError as error:
+            client.heartbeat("nobody")
+        except RegistryUnreachable:
             if time.monotonic() > until:
-                raise RegistryError(
-                    f"kvbaton's registry does not answer at the bootstrap server: {error}. It is served by a bootstrap "
-                    "server of the back-end kvbaton only: start every process with "
-                    "--disaggregation-transfer-backend kvbaton"
-                ) from error
+                raise
+        except AuthenticationError:
+            raise
+        except RegistryError as error:
+            raise RegistryError(
+                f"the bootstrap server does not serve kvbaton's registry: {error}. Start every process of this side "
+                "with --disaggregation-transfer-backend kvbaton"
+            ) from error
         else:
             return
         time.sleep(pause)

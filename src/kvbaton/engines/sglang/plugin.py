@@ -23,7 +23,7 @@ _CLASSES = {
 
 
 def register() -> None:
-    """The entry point ``sglang.srt.plugins``. With a version of SGLang that is not known it only says so in the log."""
+    """The entry point ``sglang.srt.plugins``; once for each process. An unknown version of SGLang is only logged."""
     reason = refusal(_version(), os.environ)
     if reason:
         logger.error("%s", reason)
@@ -32,6 +32,8 @@ def register() -> None:
     from sglang.srt.disaggregation.utils import TransferBackend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    if NAME.upper() in TransferBackend.__members__:
+        return
     add_disagg_transfer_backend_choices([NAME])
     add_member(TransferBackend, NAME.upper(), NAME)
     HookRegistry.register("sglang.srt.disaggregation.utils.get_kv_class", class_of_backend, HookType.AROUND)
