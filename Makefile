@@ -10,7 +10,7 @@ RUN := $(VENV)/bin/python
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup setup-fabrics demo test test-all test-rdma test-mori check check-faults soak lint format typecheck bench golden clean
+.PHONY: help setup setup-fabrics setup-sglang demo test test-all test-rdma test-mori check check-faults soak lint format typecheck bench golden clean
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
@@ -29,6 +29,7 @@ help:
 	@echo "               (QUICK=1 a short one; SGLANG=folder of a harness for SGLang's own managers)"
 	@echo "make setup     the virtual environment in .venv (done by the others when it is needed)"
 	@echo "make setup-fabrics   NIXL and Mooncake in .venv too: their transports, and the tests of them"
+	@echo "make setup-sglang    SGLang in .venv too, without its own dependencies: the tests of its back-end"
 	@echo "make clean     removes everything that was made here"
 
 setup:
@@ -36,6 +37,9 @@ setup:
 
 setup-fabrics: setup
 	@bash scripts/fabrics.sh
+
+setup-sglang: setup
+	@bash scripts/sglang.sh
 
 demo: setup
 	@$(RUN) -m kvbaton demo $(if $(ALL),--all) $(if $(TRANSPORT),--transport $(TRANSPORT)) --json build/demo.json

@@ -109,7 +109,8 @@ class KvbatonKVReceiver(CommonKVReceiver):
     def _send_abort_notification(self, *, force_arm: bool = False) -> None:
         self._wanted = False
         self._close()
-        if self._room is not None and (force_arm or self.init_time is not None):
+        published = force_arm or self.init_time is not None
+        if self._room is not None and published and self.kv_mgr.enable_deferred_decode_kv_release:
             self.kv_mgr.hold(self.bootstrap_room, self._room)
 
     # Called by the manager's watch, on kvbaton's control thread.
