@@ -29,7 +29,7 @@ help:
 	@echo "               (QUICK=1 a short one; SGLANG=folder of a harness for SGLang's own managers)"
 	@echo "make setup     the virtual environment in .venv (done by the others when it is needed)"
 	@echo "make setup-fabrics   NIXL and Mooncake in .venv too: their transports, and the tests of them"
-	@echo "make setup-sglang    SGLang in .venv too, without its own dependencies: the tests of its back-end"
+	@echo "make setup-sglang    SGLang on the CPU in build/sglang: the tests of the back-end for it"
 	@echo "make clean     removes everything that was made here"
 
 setup:

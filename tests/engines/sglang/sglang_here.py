@@ -2,36 +2,78 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-MODULES = ("sglang", "triton", "torch", "requests", "psutil", "pybase64", "orjson", "PIL", "aiohttp")
-"""What SGLang's managers import."""
-ABSENT = [name for name in MODULES if find_spec(name) is None]
 HERE = Path(__file__).parent
-HARNESS = HERE.parents[3].parent / "shared" / "peers" / "sglang_harness"
+ROOT = HERE.parents[2]
+HARNESS = ROOT.parent / "shared" / "peers" / "sglang_harness"
+MANAGERS = ("sglang", "triton", "torch", "requests", "psutil", "pybase64", "orjson", "PIL", "aiohttp")
+"""What SGLang's managers import ..."""
+SERVERS = (
+    *MANAGERS,
+    "uvloop",
+    "xgrammar",
+    "openai",
+    "openai_harmony",
+    "compressed_tensors",
+    "tvm_ffi",
+    "gguf",
+    "IPython",
+)
+"""... and some of what its servers do."""
 
-needs_sglang = pytest.mark.skipif(bool(ABSENT), reason=f"not installed: {', '.join(ABSENT)} (make setup-sglang)")
+
+def _python():
+    made = ROOT / "build" / "sglang" / "venv" / "bin" / "python"
+    named = os.environ.get("KVBATON_SGLANG_PYTHON")
+    return named or (str(made) if made.exists() else sys.executable)
+
+
+PYTHON = _python()
+"""The Python that has SGLang, if one has."""
+
+
+@functools.cache
+def absent(modules):
+    """Those of ``modules`` that `PYTHON` does not have."""
+    find = "import sys; from importlib.util import find_spec; print(*(n for n in sys.argv[1:] if find_spec(n) is None))"
+    done = subprocess.run([PYTHON, "-c", find, *modules], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.split()
+
+
+def needs(modules):
+    """Skips a test where some of ``modules`` are absent."""
+    missing = absent(modules)
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (make setup-sglang)")
+
+
+needs_sglang = needs(MANAGERS)
 needs_harness = pytest.mark.skipif(
     not (HARNESS / "harness.py").exists(), reason="the harness for SGLang's managers is not there (../shared)"
 )
 
 
-def run(script, *arguments, **environment):
+def environment(**given):
+    """For a process that imports SGLang, and helpers of these tests."""
+    path = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT / "src")))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **given}
+
+
+def run(script, *arguments, **given):
     """The standard output of a script; fails the test with its errors if it ends badly."""
-    path = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, sys.path)])
     done = subprocess.run(
-        [sys.executable, str(script), *arguments],
+        [PYTHON, str(script), *arguments],
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        env=environment(**given),
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
