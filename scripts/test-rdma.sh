@@ -12,7 +12,7 @@ for library in nixl mooncake; do
     echo "test-rdma: $library"
     # One library to a machine: each in a process of its own.
     "$RDMA_VM/rdma-vm" --venv "${VENV:-.venv}" --project . --timeout "${RDMA_TIMEOUT:-3600}" -e PYTHONPATH=src -- \
-        python -m pytest -v --timeout=600 -p no:cacheprovider -k "$library" \
+        python -m pytest -v --timeout=1800 -p no:cacheprovider -k "$library" \
         tests/transport/fabric/test_fabric_rdma.py "tests/transport/fabric/test_${library}_rdma.py" "$@" || status=$?
 done
 exit $status

@@ -16,6 +16,7 @@ from kvbaton.runtime.decode import DecodeSide
 from kvbaton.runtime.destinations import Destinations
 from kvbaton.runtime.fencing import LostPeers
 from kvbaton.runtime.membership import Membership
+from kvbaton.runtime.returning import Returning
 from kvbaton.runtime.sources import Sources
 from kvbaton.runtime.table import RoomTable
 from kvbaton.runtime.writes import Writes
@@ -220,6 +221,11 @@ def a_write_misses_its_last_unit(original):
 @mutation(Announcer, "start_over")
 def rooms_are_not_announced_again(original):
     return lambda self: None
+
+
+@mutation(Returning, "failed")
+def nobody_waits_for_ranks_that_return(original):
+    return lambda self, key, error, now, give_up: False
 
 
 @mutation(Membership, "_register_again")

@@ -202,3 +202,16 @@ def test_the_server_without_its_extra_names_it() -> None:
     assert done.returncode == 1
     assert "ConfigurationError" in done.stderr
     assert "kvbaton[registry]" in done.stderr
+
+
+def test_a_registry_that_has_just_started_says_so() -> None:
+    with RegistryServer(ttl=60.0) as server:
+        registry = HttpRegistry(server.url)
+        for ask in (registry.topology, lambda: registry.find_rooms("default", [1])):
+            with pytest.raises(RegistryRefused, match="has just started") as caught:
+                ask()
+            assert 0 < caught.value.returning_seconds <= 60.0
+        registry.register(rank("a"))
+        with pytest.raises(RegistryRefused) as other:
+            registry.topology(dp_rank=7)
+        assert other.value.returning_seconds == 0.0

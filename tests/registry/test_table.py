@@ -273,3 +273,23 @@ def test_the_table_agrees_with_a_simple_model(operations: list[tuple[str, int, i
     table.expire(now + 100.0)
     assert len(table) == 0
     assert table.deployments == ()
+
+
+def test_a_table_that_replaces_another_says_for_how_long_ranks_may_return() -> None:
+    table = RegistryTable(settled=10.0)
+    with pytest.raises(UnknownDeployment, match=r"for 7\.5 s more ranks may return") as unknown:
+        table.topology("default", 2.5)
+    assert unknown.value.returning_seconds == 7.5
+    with pytest.raises(UnknownDeployment) as unknown:
+        table.find_rooms("default", [1], 4.0)
+    assert unknown.value.returning_seconds == 6.0
+    table.register(rank("a", coords=Coords(tp=(0, 2))), 4.0)
+    with pytest.raises(RegistryRefused, match="missing: tp1/2") as missing:
+        table.topology("default", 9.0)
+    assert missing.value.returning_seconds == 1.0
+    with pytest.raises(RegistryRefused, match="no data-parallel rank 3") as never:
+        table.topology("default", 9.0, 3)
+    assert never.value.returning_seconds == 0.0
+    with pytest.raises(RegistryRefused, match=r"tp1/2 pp0/1 cp0/1 dp0/1$") as missing:
+        table.topology("default", 10.0)
+    assert missing.value.returning_seconds == 0.0

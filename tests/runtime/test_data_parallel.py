@@ -66,7 +66,7 @@ def registry(request):
     if request.param == "memory":
         yield kb.MemoryRegistry()
         return
-    with RegistryServer() as server:
+    with RegistryServer(returning_seconds=0.0) as server:
         yield kb.HttpRegistry(server.url)
 
 

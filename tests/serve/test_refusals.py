@@ -2,18 +2,27 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
-from fake_engine import HANG, NEVER_FITS, ROOM_IN_USE, CharTokenizer, FakeEngine
+from fake_engine import HANG, NEVER_FITS, ROOM_IN_USE, SLOW, CharTokenizer, FakeEngine
 
+from kvbaton.engines.base import GenerateRequest
 from kvbaton.registry.server import BackgroundServer, RegistryServer
+from kvbaton.serve import generation
 from kvbaton.serve.app import make_app
 from kvbaton.serve.refusals import Refusal, Refusals, SourceGone, add_routes, look_up, report
 
 NO = Refusal(400, "the pool is too small")
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_the_list_forgets_after_a_while() -> None:
@@ -50,6 +59,25 @@ def test_who_watches_is_told_before_and_after() -> None:
     assert len(told) == 2
 
 
+def test_a_room_is_wanted_while_it_is_asked_for() -> None:
+    now = [0.0]
+    refusals = Refusals(limit=3, clock=lambda: now[0])
+    assert not refusals.is_wanted(1, 4.0)
+    assert refusals.ask(1) is None
+    now[0] = 4.0
+    assert refusals.is_wanted(1, 4.0)
+    now[0] = 4.1
+    assert not refusals.is_wanted(1, 4.0)
+    refusals.add(1, NO)
+    assert refusals.find(1) == NO
+    assert not refusals.is_wanted(1, 4.0)
+    assert refusals.ask(1) == NO
+    assert refusals.is_wanted(1, 4.0)
+    for room in range(10, 13):
+        refusals.ask(room)
+    assert not refusals.is_wanted(1, 4.0)
+
+
 class Pair:
     """A prefill server with its registry, and a decode server."""
 
@@ -69,10 +97,12 @@ class Pair:
         for server in self.servers.values():
             server.start()
 
-    def post(self, role: str, input_ids: list[int], room: int) -> httpx.Response:
-        body: dict[str, Any] = {"input_ids": input_ids, "bootstrap_room": room}
+    def post(
+        self, role: str, input_ids: list[int], room: int, *, stream: bool = False, timeout: float = 25
+    ) -> httpx.Response:
+        body: dict[str, Any] = {"input_ids": input_ids, "bootstrap_room": room, "stream": stream}
         body |= {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.registry.port}
-        return httpx.post(f"{self.servers[role].url}/generate", json=body, trust_env=False, timeout=25)
+        return httpx.post(f"{self.servers[role].url}/generate", json=body, trust_env=False, timeout=timeout)
 
     def close(self) -> None:
         for server in (*self.servers.values(), self.registry):
@@ -118,6 +148,57 @@ def test_a_side_that_drains_frees_the_other(pair: Pair, refusing: str, waiting: 
     other = pair.post(waiting, [HANG, 20], 7)
     assert other.status_code == 503
     assert "shutting down" in other.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prefill_request_that_no_decode_server_waits_for_is_given_up(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(generation, "UNWANTED_SECONDS", 0.6)
+    answer = pair.post("prefill", [HANG, 20], 7, stream=stream)
+    assert answer.status_code == 503
+    assert "no decode server has asked for room 7" in answer.json()["error"]["message"]
+    wait_for(lambda: pair.engines["prefill"].cancelled == [7])
+
+
+def test_one_that_a_decode_server_waits_for_goes_on() -> None:
+    now = [0.0]
+    refusals = Refusals(clock=lambda: now[0])
+    service = generation.Service(FakeEngine("prefill"), None, refusals=refusals)
+    waiting = [GenerateRequest("a", [20], 7), GenerateRequest("b", [20], 8)]
+    service._check_wanted(waiting, 3.9)
+    for now[0] in (100.0, 101.0, 104.0):
+        refusals.ask(7)
+        refusals.ask(8)
+        service._check_wanted(waiting, now[0])
+    now[0] = 108.0
+    refusals.ask(7)
+    service._check_wanted(waiting, 108.0)
+    now[0] = 108.1
+    with pytest.raises(generation.RequestFailed, match="asked for room 8") as caught:
+        service._check_wanted(waiting, 108.1)
+    assert caught.value.status == 503
+    generation.Service(FakeEngine("decode"), None)._check_wanted(waiting, 108.1)
+
+
+def test_a_batch_asks_for_those_that_are_silent_while_others_go_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that goes on has an event each 50 ms."""
+    monkeypatch.setattr(generation, "REFUSAL_SECONDS", 0.2)
+    body = {"input_ids": [[SLOW] + [20] * 400, [HANG, 20]], "bootstrap_room": [7, 8], "stream": True}
+    body |= {"bootstrap_host": ["127.0.0.1"] * 2, "bootstrap_port": [pair.registry.port] * 2}
+    url = f"{pair.servers['decode'].url}/generate"
+    with httpx.stream("POST", url, json=body, trust_env=False, timeout=25) as answer:
+        assert answer.status_code == 200
+        wait_for(lambda: pair.refusals.is_wanted(8, 10.0))
+        assert not pair.refusals.is_wanted(7, 10.0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_is_noticed_at_prefill(pair: Pair, stream: bool) -> None:
+    with pytest.raises(httpx.TimeoutException):
+        pair.post("prefill", [HANG, 20], 7, stream=stream, timeout=0.5)
+    wait_for(lambda: pair.engines["prefill"].cancelled == [7])
+    assert pair.apps["prefill"].state.service.running == 0
 
 
 @pytest.mark.parametrize(("role"), ["decode", "prefill"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Collection
+from typing import Annotated
 
 import msgspec
 
@@ -49,12 +50,34 @@ class FoundRooms(msgspec.Struct, frozen=True):
     """The dp rank by room."""
 
 
+class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Why a registry refused, as it is said over HTTP."""
+
+    type: str
+    message: str
+    returning_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+class ErrorBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of every refusal; other servers' errors have another form, and are not taken for a registry's."""
+
+    error: Problem
+
+
 class RegistryUnreachable(RegistryError):
     """Nothing listens at the registry's address."""
 
 
 class RegistryRefused(RegistryError):
-    """The registry answered, and the answer was no: the same call will fail again until something changes."""
+    """The registry answered, and the answer was no: the same call will fail again until something changes.
+
+    ``returning_seconds``: for so long ranks may still return, by themselves, to a registry that has just started; the
+    same question may then have an answer.
+    """
+
+    def __init__(self, message: str, returning_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.returning_seconds = returning_seconds
 
 
 class RegistryUnauthorized(RegistryRefused, AuthenticationError):

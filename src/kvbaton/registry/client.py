@@ -13,7 +13,9 @@ import msgspec
 
 from kvbaton.errors import ConfigurationError, RegistryError
 from kvbaton.registry.base import (
+    ErrorBody,
     FoundRooms,
+    Problem,
     Registration,
     RegistryClient,
     RegistryRefused,
@@ -131,17 +133,18 @@ class HttpRegistry(RegistryClient):
                 status, signature = answer.status, answer.headers.get(ANSWER_HEADER)
         except urllib.error.HTTPError as error:
             with error:
-                content, reason, ours = _reason(error)
+                content, problem, reason = _problem(error)
             believed = signed is None or signed.is_answer(error.code, content, error.headers.get(ANSWER_HEADER))
-            if error.code == 401 and ours:
+            if error.code == 401 and problem is not None:
                 raise RegistryUnauthorized(f"{method} {url}: refused: {reason}") from None
             if not believed and error.code < 500:
                 raise self._unsigned(method, url) from None
-            ours = ours and believed
-            if missing_is_none and ours and error.code == 404:
+            if missing_is_none and believed and problem is not None and error.code == 404:
                 return None
-            kind = RegistryRefused if ours and error.code < 500 else RegistryError
-            raise kind(f"{method} {url}: refused with {error.code}: {reason}") from None
+            message = f"{method} {url}: refused with {error.code}: {reason}"
+            if believed and problem is not None and error.code < 500:
+                raise RegistryRefused(message, problem.returning_seconds) from None
+            raise RegistryError(message) from None
         except TimeoutError as error:
             raise RegistryError(f"{method} {url}: no answer in {timeout:g} s") from error
         except urllib.error.URLError as error:
@@ -178,13 +181,14 @@ def _quoted(text: str) -> str:
     return urllib.parse.quote(text, safe="")
 
 
-def _reason(error: urllib.error.HTTPError) -> tuple[bytes, str, bool]:
-    """Return the body and the reason of an error answer, and whether it has the registry's own form."""
+def _problem(error: urllib.error.HTTPError) -> tuple[bytes, Problem | None, str]:
+    """Return the body of an error answer, what it says where it has the registry's own form, and the reason."""
     try:
         body = error.read(65536)
     except (OSError, http.client.HTTPException):
-        return b"", error.reason, False
+        return b"", None, error.reason
     try:
-        return body, msgspec.json.decode(body, type=dict[str, dict[str, str]])["error"]["message"], True
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
-        return body, f"{error.reason} {body[:200]!r}", False
+        problem = msgspec.json.decode(body, type=ErrorBody).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body, None, f"{error.reason} {body[:200]!r}"
+    return body, problem, problem.message

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvbaton.errors import KVBatonError
+from kvbaton.registry.base import ErrorBody, Problem
 from kvbaton.registry.signing import ANSWER_HEADER, Refusal, Signed, Verifier
 from kvbaton.secret import Secret
 
@@ -106,5 +107,5 @@ def _signing(send: Send, signed: Signed) -> Send:
 
 
 def _refused(kind: str, message: str) -> Response:
-    content = msgspec.json.encode({"error": {"type": kind, "message": message}})
+    content = msgspec.json.encode(ErrorBody(Problem(kind, message)))
     return Response(content, 401, {"WWW-Authenticate": "KVBaton"}, media_type="application/json")

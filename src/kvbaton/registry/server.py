@@ -14,7 +14,14 @@ import msgspec
 
 from kvbaton.address import is_wildcard
 from kvbaton.errors import ConfigurationError, KVBatonError
-from kvbaton.registry.base import Registration, RegistryRefused, UnknownDeployment, UnknownInstance
+from kvbaton.registry.base import (
+    ErrorBody,
+    Problem,
+    Registration,
+    RegistryRefused,
+    UnknownDeployment,
+    UnknownInstance,
+)
 from kvbaton.registry.table import RegistryTable
 from kvbaton.registry.waiting import Waiting
 from kvbaton.secret import Secret, SecretLike, check_exposure
@@ -123,7 +130,7 @@ def make_app(
     waiting: Waiting | None = None,
     secret: Secret | None = None,
 ) -> FastAPI:
-    """Make an app that serves ``table``; every refusal is a 4xx with ``{"error": {"type": ..., "message": ...}}``.
+    """Make an app that serves ``table``; every refusal is a 4xx with an `ErrorBody`.
 
     With a ``secret`` only requests that are signed with it are served, but for ``/health``.
     """
@@ -136,7 +143,7 @@ def make_app(
     @app.exception_handler(RegistryRefused)
     async def refused(request: Request, error: RegistryRefused) -> Response:
         unknown = isinstance(error, (UnknownDeployment, UnknownInstance))
-        return _error(404 if unknown else 409, type(error).__name__, str(error))
+        return _error(404 if unknown else 409, type(error).__name__, str(error), error.returning_seconds)
 
     @app.exception_handler(BadBody)
     async def bad_body(request: Request, error: BadBody) -> Response:
@@ -290,6 +297,9 @@ class RegistryServer(BackgroundServer):
 
     ``secret`` is what it shares with its clients, by default what the environment says (`kvbaton.secret`). Without one
     ``host`` must be a loopback address, unless ``insecure`` allows another (else `ConfigurationError`).
+
+    For ``returning_seconds`` it says to those who look for ranks in vain that they may still return; by default for
+    ``ttl``, within which every rank that lives is heard of.
     """
 
     def __init__(
@@ -298,13 +308,15 @@ class RegistryServer(BackgroundServer):
         port: int = 0,
         ttl: float = 10.0,
         *,
+        returning_seconds: float | None = None,
         secret: SecretLike | None = None,
         insecure: bool = False,
     ) -> None:
         shared = Secret.of(secret)
         check_exposure("registry", (host,), shared, insecure=insecure)
+        settled = time.monotonic() + (ttl if returning_seconds is None else returning_seconds)
         # Generations go on growing when a registry is restarted in the same place.
-        self.table = RegistryTable(ttl, generation=time.time_ns() // 1_000_000)
+        self.table = RegistryTable(ttl, generation=time.time_ns() // 1_000_000, settled=settled)
         self._waiting = Waiting()
         super().__init__(make_app(self.table, waiting=self._waiting, secret=shared), host, port)
 
@@ -318,10 +330,10 @@ def _json(status: int, content: Any) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def _error(status: int, kind: str, message: str) -> Response:
+def _error(status: int, kind: str, message: str, returning_seconds: float = 0.0) -> Response:
     # Names come from strangers: what cannot be encoded is replaced, never an error of its own.
     printable = message.encode("utf-8", "replace").decode()
-    return _json(status, {"error": {"type": kind, "message": printable}})
+    return _json(status, ErrorBody(Problem(kind, printable, returning_seconds)))
 
 
 def _unknown(instance: str) -> Response:

@@ -7,6 +7,7 @@ registers with the coords of another takes its place. The rooms that it announce
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -57,11 +58,16 @@ class _Deployment:
 class RegistryTable:
     """Ranks by deployment and coords. Not thread-safe: its callers hold a lock, or run on one thread.
 
-    ``generation`` is where counting starts; a server that may be restarted passes something that grows.
+    ``generation`` is where counting starts; a server that may be restarted passes something that grows. Before
+    ``settled`` (by its callers' clock) it may lack ranks of the table that was there before: a refusal for want of
+    ranks says for how long they may still return (`RegistryRefused.returning_seconds`).
     """
 
-    def __init__(self, ttl: float = 10.0, limits: Limits | None = None, generation: int = 0) -> None:
+    def __init__(
+        self, ttl: float = 10.0, limits: Limits | None = None, generation: int = 0, settled: float = -math.inf
+    ) -> None:
         self.ttl = ttl
+        self._settled = settled
         self.limits = limits or Limits()
         self._generation = generation
         self._deployments: dict[str, _Deployment] = {}
@@ -153,7 +159,7 @@ class RegistryTable:
         here = [position for position in sorted(found.ranks) if position[0] in replicas]
         expected = len(replicas) * sizes.pp[1] * sizes.cp[1] * sizes.tp[1]
         if len(here) != expected:
-            raise RegistryRefused(self._missing(deployment, here, sizes, replicas, expected))
+            raise self._incomplete(RegistryRefused, self._missing(deployment, here, sizes, replicas, expected), now)
         return Topology(found.generation, tuple(found.ranks[position].registration for position in here))
 
     def announce_rooms(
@@ -217,11 +223,19 @@ class RegistryTable:
         found = self._deployments.get(name)
         if found is None:
             known = ", ".join(sorted(self._deployments)[:8]) or "none"
-            raise UnknownDeployment(
+            message = (
                 f"no rank of deployment {name[:80]!r} is registered (deployments here: {known}): "
                 "is the prefill side up, and does it register here?"
             )
+            raise self._incomplete(UnknownDeployment, message, now)
         return found
+
+    def _incomplete(self, kind: type[RegistryRefused], message: str, now: float) -> RegistryRefused:
+        """The refusal for want of ranks."""
+        left = max(self._settled - now, 0.0)
+        if left:
+            message += f"; the registry has just started, and for {left:.1f} s more ranks may return to it"
+        return kind(message, left)
 
     def _where(self, instance: str) -> tuple[str, tuple[int, ...]]:
         where = self._instances.get(instance)

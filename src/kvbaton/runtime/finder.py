@@ -11,6 +11,7 @@ from kvbaton.errors import DeadlineExceeded, KVBatonError, TransferFailed
 from kvbaton.protocol.timers import Timers
 from kvbaton.registry import FoundRooms, RegistryClient
 from kvbaton.runtime.context import Context
+from kvbaton.runtime.returning import returning_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +185,7 @@ class RoomFinder:
         level = logging.DEBUG if registry.error and known else logging.WARNING
         logger.log(level, "decode: registry %s: %s", registry.name, error, exc_info=None if known else error)
         registry.error = str(error)
-        if registry.answered:
+        if registry.answered or returning_seconds(error):
             return
         # It never worked: better an error now than one at the deadline.
         for sought in asked:

@@ -82,6 +82,7 @@ class Source:
     """The prefill ranks that one room needs: ready when every one of them has answered the handshake."""
 
     key: SourceKey
+    client: RegistryClient
     give_up: float
     """When the look-up and the handshake must be over, in seconds of the control thread's clock."""
     links: dict[str, Link] = field(default_factory=dict)

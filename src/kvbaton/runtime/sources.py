@@ -25,6 +25,7 @@ from kvbaton.registry import RegistryClient
 from kvbaton.runtime.context import Context
 from kvbaton.runtime.fencing import Greeting, LostPeers
 from kvbaton.runtime.reach import PeerRank
+from kvbaton.runtime.returning import Returning
 from kvbaton.runtime.revisits import Revisits
 from kvbaton.runtime.source import Link, LookedUp, Source, SourceKey, Wishes, look_up
 
@@ -78,6 +79,7 @@ class Sources:
         self._aux_logged = False
         self._lost = LostPeers(context.settings.fence_retry_seconds)
         self._connections = itertools.count(1)
+        self._returning: Returning[Source] = Returning()
         self._revisits = Revisits(context, self._lost, self._connections, self._let_go)
 
     def use(self, number: int, key: SourceKey, client: RegistryClient) -> Source:
@@ -191,6 +193,8 @@ class Sources:
     def on_turn(self, now: float) -> float | None:
         """Fence who is lost, give up who does not answer; returns when the next turn is due at the latest."""
         self._fence(now)
+        for source in self._returning.due(now):
+            self._look_up(source)
         handshaking = [source for source in self._current.values() if not source.ready]
         for source in handshaking:
             if now >= source.give_up:
@@ -200,23 +204,35 @@ class Sources:
                 self._fail(source, DeadlineExceeded(f"no answer within {seconds:g} s from {names}"))
         asked = self._revisits.on_turn(now)
         waiting = [source.give_up for source in handshaking if source.failure is None]
-        deadlines = [self._lost.next_try(), asked, *waiting]
+        deadlines = [self._lost.next_try(), self._returning.next_try(), asked, *waiting]
         return min((when for when in deadlines if when is not None), default=None)
 
     # From look-up to readiness.
 
     def _find(self, key: SourceKey, client: RegistryClient) -> Source:
         context = self._context
-        source = Source(key, context.now() + context.settings.handshake_seconds)
+        source = Source(key, client, context.now() + context.settings.handshake_seconds)
         self._current[key] = source
-        context.in_background(
-            lambda: look_up(client, self._deployment, key.dp_rank, self._wishes),
-            lambda found: self._greet(source, found),
-            lambda error: self._fail(source, error),
-        )
+        self._look_up(source)
         return source
 
+    def _look_up(self, source: Source) -> None:
+        self._context.in_background(
+            lambda: look_up(source.client, self._deployment, source.key.dp_rank, self._wishes),
+            lambda found: self._greet(source, found),
+            lambda error: self._not_looked_up(source, error),
+        )
+
+    def _not_looked_up(self, source: Source, error: Exception) -> None:
+        if source.failure is not None:
+            return
+        if self._returning.failed(source, error, self._context.now(), source.give_up):
+            logger.info("decode: prefill source %s is looked up again: %s", source.key.registry, error)
+        else:
+            self._fail(source, error)
+
     def _greet(self, source: Source, found: LookedUp) -> None:
+        self._returning.forget(source)
         if source.failure is not None:
             return
         context, parts, wishes = self._context, found.parts, self._wishes
@@ -314,6 +330,7 @@ class Sources:
         """End a source that was not ready; nothing happens to another."""
         if source.failure is not None or source.ready:
             return
+        self._returning.forget(source)
         if not isinstance(error, KVBatonError):
             logger.error("decode: a source failed in an unforeseen way", exc_info=error)
         source.failure = source.mismatch or (error if isinstance(error, KVBatonError) else KVBatonError(str(error)))

@@ -18,8 +18,10 @@ from kvbaton.serve.text import Detokenizer, StopStrings
 
 FIRST_LOOK_SECONDS = 0.5
 """How long a decode server waits for a hand-over before it asks whether the prefill side refused, or is gone."""
-REFUSAL_SECONDS = 2.0
-"""How often it asks again."""
+REFUSAL_SECONDS = 1.0
+"""How often it asks again, for as long as it waits."""
+UNWANTED_SECONDS = 4.0
+"""A request without a token, for which no decode server has asked for so long, is given up by a prefill server."""
 
 
 class RequestFailed(KVBatonError):
@@ -106,13 +108,15 @@ class Service:
             writers = [_Writer(request, index, job, self.tokenizer) for index, request in enumerate(job.requests)]
             open_count = len(writers)
             silent = set(range(len(writers)))
-            patience = FIRST_LOOK_SECONDS
-            deadline = time.monotonic() + self._request_seconds
+            began = time.monotonic()
+            deadline, look_at = began + self._request_seconds, began + FIRST_LOOK_SECONDS
             while open_count:
-                step = await self._next(events, deadline, patience)
+                step = await self._next(events, deadline, look_at if silent else deadline)
                 if step is None:
-                    patience = REFUSAL_SECONDS
-                    await self._look_for_refusals([job.requests[index] for index in silent])
+                    waiting = [job.requests[index] for index in silent]
+                    self._check_wanted(waiting, time.monotonic() - began)
+                    await self._look_for_refusals(waiting)
+                    look_at = time.monotonic() + REFUSAL_SECONDS
                     continue
                 index, event = step
                 silent.discard(index)
@@ -168,6 +172,18 @@ class Service:
             elif request.source:
                 await asyncio.to_thread(report, request.source, request.room, refusal)
 
+    def _check_wanted(self, waiting: Sequence[GenerateRequest], seconds: float) -> None:
+        """Give up, at prefill, what nobody waits for: its decode server was never reached, or is gone."""
+        if self._refusals is None or seconds < UNWANTED_SECONDS:
+            return
+        for request in waiting:
+            if not self._refusals.is_wanted(request.room, UNWANTED_SECONDS):
+                raise RequestFailed(
+                    f"no decode server has asked for room {request.room} in {UNWANTED_SECONDS:g} s: the one that got "
+                    "the request is gone, stands still, or was never reached",
+                    503,
+                )
+
     async def _look_for_refusals(self, waiting: Sequence[GenerateRequest]) -> None:
         for request in waiting:
             if not request.source:
@@ -180,21 +196,20 @@ class Service:
                 raise RequestFailed(f"the prefill side refused: {found.reason}", found.status)
 
     async def _next(
-        self, events: asyncio.Queue[tuple[int, Event | RequestFailed]], deadline: float, patience: float
+        self, events: asyncio.Queue[tuple[int, Event | RequestFailed]], deadline: float, look_at: float
     ) -> tuple[int, Event] | None:
-        """Return the next event, or None after ``patience`` seconds without one."""
-        left = deadline - time.monotonic()
-        if left <= 0:
+        """Return the next event, or None when it is time to look at those that are silent."""
+        left = min(deadline, look_at) - time.monotonic()
+        if left > 0:
+            # asyncio's is another class than TimeoutError before Python 3.11.
+            with contextlib.suppress(asyncio.TimeoutError):
+                index, event = await asyncio.wait_for(events.get(), left)
+                if isinstance(event, RequestFailed):
+                    raise event
+                return index, event
+        if time.monotonic() >= deadline:
             raise RequestFailed(f"the request took more than {self._request_seconds:g} s", 504)
-        try:
-            index, event = await asyncio.wait_for(events.get(), min(left, patience))
-        except asyncio.TimeoutError:  # Another class than TimeoutError before Python 3.11.
-            if left <= patience:
-                raise RequestFailed(f"the request took more than {self._request_seconds:g} s", 504) from None
-            return None
-        if isinstance(event, RequestFailed):
-            raise event
-        return index, event
+        return None
 
 
 class _Pump:

@@ -3,7 +3,8 @@
 sglang-router asks both sides at once and waits for both. A side that refuses a request (it is full, or shuts down)
 would leave the other one waiting for a hand-over that never comes, until a deadline of minutes. The prefill server
 keeps a list of such rooms beside its registry: the decode server adds to it what it refuses, and asks it when a
-hand-over is slow.
+hand-over is slow. That it goes on asking is how the prefill server knows that somebody waits for the room: a decode
+server that is gone, or was never reached, does not.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Refusals:
         self._lock = threading.Lock()
         self._refused: OrderedDict[int, tuple[float, Refusal]] = OrderedDict()
         self._watchers: dict[int, Callable[[Refusal], None]] = {}
+        self._asked: OrderedDict[int, float] = OrderedDict()
+        """When a room was last asked for; the latest ``limit`` of them."""
 
     def __len__(self) -> int:
         return len(self._refused)
@@ -70,6 +73,21 @@ class Refusals:
             self._forget_old()
             found = self._refused.get(room)
         return found[1] if found else None
+
+    def ask(self, room: int) -> Refusal | None:
+        """As `find`, for a decode server that waits for the room."""
+        with self._lock:
+            self._asked[room] = self._clock()
+            self._asked.move_to_end(room)
+            while len(self._asked) > self._limit:
+                self._asked.popitem(last=False)
+        return self.find(room)
+
+    def is_wanted(self, room: int, seconds: float) -> bool:
+        """Whether a decode server asked for a room in the last ``seconds``."""
+        with self._lock:
+            asked = self._asked.get(room)
+        return asked is not None and self._clock() - asked <= seconds
 
     def watch(self, room: int, tell: Callable[[Refusal], None]) -> None:
         """Call ``tell`` when the room is added, from the thread that adds it; at once if it is there already."""
@@ -106,7 +124,7 @@ def add_routes(app: FastAPI, refusals: Refusals) -> None:
 
     @app.get("/v1/rooms/{room}/refusal")
     async def refusal_of(room: int) -> Response:
-        found = refusals.find(room)
+        found = refusals.ask(room)
         return Response(msgspec.json.encode(found), 200 if found else 404, media_type="application/json")
 
 

@@ -9,7 +9,7 @@ What the flags are for, found with sglang-router 0.3.2:
 * ``--request-timeout-secs``: the router waits for both sides, also when one has failed already: a side that is frozen
   would hold its requests for half an hour.
 * ``--health-check-interval-secs 1``, ``--health-failure-threshold 2``: a dead server is asked nothing more after
-  two seconds. Until then each request that meets it waits for its other side, which waits for a hand-over.
+  two seconds. Until then each request that meets it waits for its other side: see `kvbaton.serve.refusals`.
 * ``--prometheus-port``: always taken; its default (29000) allows one router on a host.
 """
 

@@ -59,6 +59,9 @@ class Capabilities(NamedTuple):
     lets_go: bool = False
     """When `Transport.disconnect` has returned at a writer, nothing of it touches the peer's memory any more, whatever
     the peer did meanwhile: its word is as good as a fence."""
+    kept_sockets: int = 0
+    """Sockets that it may keep, until it is closed, of each process that it ever met. Everything else that it has of a
+    peer goes with the peer."""
 
 
 class Completion(NamedTuple):

@@ -6,8 +6,9 @@ import pytest
 from fabric_ends import let_go
 from mooncake_process import MISSING, TCP, Relay, engine, give_back, port, take_away
 from owner_process import Owner, finish, pieces
-from peer_process import go_on, stand_still
+from peer_process import eventually, go_on, stand_still
 
+from kvbaton.check.soak.descriptors import open_descriptors
 from kvbaton.errors import TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.transport.conformance.case import CANARY
@@ -115,6 +116,20 @@ def test_killed_peer_ends_every_handle_and_a_new_one_is_reached(fabric, owner, p
     other = start()
     fabric.post(fabric.connect(other.descriptor, "owner"), pieces([1], [1], MIB), 100)
     assert finish(fabric, 100) == [""]
+
+
+def test_no_more_sockets_are_kept_of_dead_peers_than_it_says(fabric, start):
+    # An end of a pipe to each owner is the test's own.
+    before = open_descriptors()["socket:[N]"]
+    for count in range(1, 4):
+        owner = start(MIB)
+        peer = fabric.connect(owner.descriptor, "owner")
+        fabric.post(peer, pieces(np.arange(200), np.arange(200), 4096), 1)
+        assert finish(fabric, 1) == [""]
+        owner.kill()
+        assert let_go(fabric, peer)
+        most = before + count * fabric.kept_sockets
+        assert eventually(lambda most=most: open_descriptors()["socket:[N]"] <= most)
 
 
 def test_revoked_memory_fails_its_write_only_and_the_peer_comes_back(fabric, owner, peer):

@@ -8,7 +8,7 @@ import pytest
 from kvbaton.errors import ConfigurationError, TransportError, TransportUnavailable
 from kvbaton.transport.fabric.mooncake import engine as mooncake_engine
 from kvbaton.transport.fabric.mooncake.descriptor import MooncakeDescriptor
-from kvbaton.transport.fabric.mooncake.engine import choose, library, start
+from kvbaton.transport.fabric.mooncake.engine import choose, lanes, library, start
 
 
 class FakeModule:
@@ -184,3 +184,11 @@ def test_damaged_descriptor_is_refused(change):
 def test_cut_descriptor_is_refused(cut):
     with pytest.raises(TransportError):
         MooncakeDescriptor.decode(DESCRIBED.encode()[:cut], "x")
+
+
+def test_connections_to_a_peer_are_those_of_the_variable(monkeypatch):
+    assert lanes() == 4
+    monkeypatch.setenv("MC_TCP_LANES_PER_PEER", "9")
+    assert lanes() == 9
+    monkeypatch.setenv("MC_TCP_LANES_PER_PEER", "many")
+    assert lanes() == 4

@@ -87,7 +87,7 @@ def test_port_that_is_down_for_a_while_harms_no_idle_connection(here, owner, dat
     assert let_go(here, peer)
 
 
-def test_peer_that_is_killed_in_the_middle_of_writes(here, there):
+def test_peer_that_is_killed_in_the_middle_of_writes(here):
     everything = pieces(np.arange(32), np.arange(32), 65536)
     with Owner(partial(engine, place=THERE), 2 * MIB) as owner:
         peer = here.connect(owner.descriptor, "owner")

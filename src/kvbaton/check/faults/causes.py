@@ -46,7 +46,6 @@ PROMPT = frozenset(
 
 _LOSES = MESSAGES | {"data_closed", "completion_lost", "slow_write", "slow_fence"}
 """Faults after which a connection may be gone: also because a peer could not confirm in time that it is quiet."""
-_REGISTRY = frozenset({"registry_down", "registry_restart"})
 
 _CAUSES = {
     "peer lost": _LOSES,
@@ -64,7 +63,7 @@ _CAUSES = {
     "refused: transport": _LOSES | {"admit_refused"},
     "malformed frame": frozenset({"corrupt"}),
     "other": frozenset(),
-    "registry": MESSAGES | _REGISTRY,
+    "registry": MESSAGES | {"registry_down"},
 }
 
 

@@ -37,6 +37,7 @@ def kept(process: Process) -> dict[str, int]:
         joined = [link for source in sources._current.values() for link in source.links.values() if link.joined]
         sizes["lost peers"] = len(sources._lost)
         sizes["retired sources"] = len(sources._retired)
+        sizes["look-ups to try again"] = len(sources._returning)
         sizes["sought rooms"] = len(side._finder)
         sizes["rooms of sources"] = sum(len(source.rooms) for source in sources._current.values())
         sizes["withdrawn rooms"] = sum(len(source.withdrawn) for source in sources._current.values())

@@ -28,7 +28,8 @@ class SimulatedRegistry:
     def restart(self) -> None:
         """Lose everything."""
         self.restarts += 1
-        self._table = RegistryTable(generation=1000 * self.restarts)
+        ttl = self._table.ttl
+        self._table = RegistryTable(ttl, generation=1000 * self.restarts, settled=self.timeline.now + ttl)
         self.look_again(end=True)
 
     def reach(self) -> RegistryTable:

@@ -5,24 +5,22 @@ python -m kvbaton.check.soak.rank '{"role": "prefill", ...}'        (see `RankOp
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import logging
 import os
 import random
-import re
 import select
 import sys
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from kvbaton.check.soak.cables import CabledRegistry, Cables
+from kvbaton.check.soak.descriptors import Met, open_descriptors
 from kvbaton.check.soak.held import held
 from kvbaton.check.soak.store import PAGE, Store, make_layout
 from kvbaton.errors import KVBatonError, RegistryError
@@ -90,6 +88,7 @@ class Rank:
         self._cables = Cables()
         instance = instance_of(())
         transports = [self._cables.front(create(name, instance=instance)) for name in options.transports]
+        self._met = Met(transports)
         self.manager = Manager(
             self._store.layout,
             [self._store.region],
@@ -99,6 +98,7 @@ class Rank:
             destination_index=options.rank if options.role == "decode" else None,
             destinations=options.size if options.role == "decode" else None,
             settings=settings(),
+            observers=(self._met,),
         )
         self._waiting: list[Job] = []
         self._jobs: list[Job] = []
@@ -167,7 +167,8 @@ class Rank:
             slots_lost=self._options.slots - len(self._store.slots),
             clean=clean,
             threads=threading.active_count(),
-            descriptors=dict(_descriptors()),
+            descriptors=dict(open_descriptors()),
+            kept_sockets=self._met.kept_sockets,
             faults=self.manager._control.faults,
         )
 
@@ -244,15 +245,6 @@ class Rank:
         self._store.give(job.pages, job.slot)
         self._say(event="free", room=job.number)
         return True
-
-
-def _descriptors() -> Counter[str]:
-    """How many descriptors are open, by kind."""
-    kinds: Counter[str] = Counter()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            kinds[re.sub(r"\d+", "N", os.readlink(f"/proc/self/fd/{name}"))] += 1
-    return kinds
 
 
 def main() -> None:

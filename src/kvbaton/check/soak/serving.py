@@ -57,7 +57,7 @@ class ServedSoak:
             2,
             2,
             logs=logs,
-            options={"threads": 1, "manager_options": {"transports": list(transports)}, "offer_wait_seconds": 5},
+            options={"threads": 1, "manager_options": {"transports": list(transports)}, "offer_wait_seconds": 10},
             # One request in a step: the answers are then the same to the last bit, whoever runs beside.
             decode_options={"max_batch": 1},
             router_options=("--router-option=--request-timeout-secs", "--router-option=45"),

@@ -7,11 +7,11 @@ import random
 import re
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvbaton.check.soak.descriptors import leaked
 from kvbaton.check.soak.diary import Diary
 from kvbaton.check.soak.faults import Faults
 from kvbaton.check.soak.fleet import Fleet
@@ -157,9 +157,9 @@ class Soak:
                 self.tally.wrong.append(f"{key}: free rows were written")
             if now["threads"] > then["threads"] + LAZY_THREADS:
                 self.tally.leaks.append(f"{key}: {now['threads']} threads, {then['threads']} before")
-            before, after = Counter(then["descriptors"]), Counter(now["descriptors"])
-            if after.total() > before.total():
-                self.tally.leaks.append(f"{key}: more descriptors than before: {dict(after - before)}")
+            more = leaked(then["descriptors"], now["descriptors"], now["kept_sockets"])
+            if more:
+                self.tally.leaks.append(f"{key}: more descriptors than before: {more}")
 
     def _look_at_memory(self) -> None:
         for (key, pid), history in self._memory.items():

@@ -91,6 +91,7 @@ class FabricTransport(Transport):
             one_sided=not packed,
             hardware=fabric.hardware,
             costs=fabric.costs,
+            kept_sockets=fabric.kept_sockets,
         )
         address = Endpoint.parse(bind, default_port=0)
         self.host = advertised(address.host, advertise or None)

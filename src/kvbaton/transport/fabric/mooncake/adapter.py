@@ -40,7 +40,7 @@ from kvbaton.transport.base import Costs
 from kvbaton.transport.fabric.base import Ended, Fabric, FabricPeer, Writes
 from kvbaton.transport.fabric.mooncake import engine as mooncake_engine
 from kvbaton.transport.fabric.mooncake.descriptor import MooncakeDescriptor
-from kvbaton.transport.fabric.mooncake.engine import choose, library, rdma_devices, start
+from kvbaton.transport.fabric.mooncake.engine import choose, lanes, library, rdma_devices, start
 from kvbaton.transport.fabric.scratch import TOKEN_BYTES, Scratch
 
 CONNECT_SECONDS = 5.0
@@ -107,6 +107,7 @@ class MooncakeFabric(Fabric):
         self.protocol, self._engine = start(module, self.host, protocols, devices)
         self.memory_kinds = frozenset({"host", "cuda"} if module.SUPPORT_CUDA or module.SUPPORT_HIP else {"host"})
         self.hardware = self.protocol == "rdma"
+        self.kept_sockets = lanes() if self.protocol == "tcp" else 0
         self._window = WINDOWS[self.protocol]
         self._bases = np.empty(0, np.int64)
         self._owners: list[Region] = []

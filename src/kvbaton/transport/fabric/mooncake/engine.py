@@ -27,6 +27,8 @@ OPTIONS = {
 }
 PROTOCOLS = ("rdma", "tcp")
 LEAST = "0.3.12"
+LANES = 4
+"""Connections to a peer over TCP, where no variable says another number."""
 """The first version that acknowledges writes over TCP."""
 _INFINIBAND = Path("/sys/class/infiniband")
 # Variables that change what a completion means, or make the library's calls block.
@@ -106,6 +108,12 @@ def choose(options: dict[str, str]) -> tuple[list[str], str]:
             "(allow_tcp=1)"
         )
     return ["rdma", "tcp"] if allow_tcp == "1" else ["rdma"], ",".join(devices)
+
+
+def lanes() -> int:
+    """How many connections the library makes to a peer over TCP."""
+    given = os.environ.get("MC_TCP_LANES_PER_PEER") or os.environ.get("MC_TCP_MAX_CONNECTIONS_PER_PEER") or ""
+    return int(given) if given.isdecimal() else LANES
 
 
 def start(module: ModuleType, host: str, protocols: Sequence[str], devices: str) -> tuple[str, Any]:
