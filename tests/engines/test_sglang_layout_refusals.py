@@ -201,6 +201,7 @@ def test_draft_heads_that_several_ranks_would_share_are_not_guessed():
     World().run(fill, tp(4), tp(4), total_kv_heads=2)
     with pytest.raises(LayoutMismatch, match=r"component draft.*attention_tp"):
         World().run(fill, tp(4), tp(8), total_kv_heads=2)
+    World().run(fill, tp(4), tp(8), total_kv_heads=2, draft_kv_heads=4)
 
 
 def test_page_sizes_that_differ_under_a_window():
@@ -300,5 +301,6 @@ def test_facts_of_a_model():
     assert (facts.total_kv_heads, facts.swa_kv_heads, facts.conv_blocks) == (4, 8, (16, 8, 8))
     assert (facts.layers["kv"], facts.layers["swa"]) == ((0, 2), (1, 3))
     text.model_type = "qwen3_next"
+    config.hf_text_config = SimpleNamespace()
     other = facts_of(config)
-    assert (other.conv_blocks, other.layers["swa"]) == (None, (1, 3, 5))
+    assert (other.conv_blocks, other.swa_kv_heads, other.layers["swa"]) == (None, 4, (1, 3, 5))

@@ -74,8 +74,13 @@ def _target(args: Arguments, ranks: Ranks, regions: Regions, mla: bool) -> tuple
     return _by_token("kv", args, args.kv, places, ranks, regions, heads.channels), False
 
 
+def total_heads(args: Arguments, ranks: Ranks) -> int | None:
+    """KV heads of the model, where anybody says them."""
+    return args.total_heads if ranks.total_kv_heads is None else ranks.total_kv_heads
+
+
 def _target_heads(args: Arguments, ranks: Ranks) -> Heads:
-    total = args.total_heads if ranks.total_kv_heads is None else ranks.total_kv_heads
+    total = total_heads(args, ranks)
     heads = Heads.of("kv", ranks, total)
     if args.local_heads is not None and heads.span is not None and args.local_heads != heads.span[1]:
         refuse(
@@ -102,9 +107,11 @@ def _draft(args: Arguments, ranks: Ranks, regions: Regions, mla: bool) -> Compon
 
         return _by_token("draft", args, buffers, places, ranks, regions, axes, size, owned)
     places = key_value_places("draft", buffers, range(len(buffers) // 2))
-    total = args.total_heads if ranks.total_kv_heads is None else ranks.total_kv_heads
-    # How many heads the draft has is not told. Where several ranks would share one, it is not guessed.
-    heads = Heads.of("draft", ranks, total, known=False)
+    if ranks.draft_kv_heads is not None:
+        heads = Heads.of("draft", ranks, ranks.draft_kv_heads)
+    else:
+        # How many heads the draft has is not told. Where several ranks would share one, it is not guessed.
+        heads = Heads.of("draft", ranks, total_heads(args, ranks), known=False)
     return _by_token("draft", args, buffers, places, ranks, regions, heads.channels)
 
 

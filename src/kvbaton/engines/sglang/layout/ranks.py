@@ -18,6 +18,7 @@ class Ranks:
     * ``is_mla``: every rank holds the whole latent.
     * ``total_kv_heads``: KV heads of the model; needed where `KVArgs` has no ``total_kv_head_num`` (the decode side)
       and ``tp`` has more than one rank. ``swa_kv_heads``: those of sliding-window layers, where they are others.
+      ``draft_kv_heads``: those of a draft model; needed only where several ranks share a head.
     * ``conv_blocks``: channels of each block of a convolution state that tensor parallelism cuts by itself, for models
       of which SGLang does not tell them (Mamba 2).
     * ``start_layer``: the first layer of this pipeline stage, where `KVArgs` does not say it (the decode side).
@@ -39,6 +40,7 @@ class Ranks:
     is_mla: bool = False
     total_kv_heads: int | None = None
     swa_kv_heads: int | None = None
+    draft_kv_heads: int | None = None
     conv_blocks: Sequence[int] | None = None
     start_layer: int | None = None
     layers: Mapping[str, Sequence[int]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvbaton.engines.sglang.layout import compressed
 from kvbaton.engines.sglang.layout.arguments import Arguments, Buffer, Regions, State, refuse
-from kvbaton.engines.sglang.layout.attention import key_value_places, key_value_slots
+from kvbaton.engines.sglang.layout.attention import key_value_places, key_value_slots, total_heads
 from kvbaton.engines.sglang.layout.mamba import describe_mamba
 from kvbaton.engines.sglang.layout.numbering import kv_layers, numbered
 from kvbaton.engines.sglang.layout.ranks import Ranks
@@ -48,8 +48,7 @@ def _heads(state: State, args: Arguments, ranks: Ranks, given: int | None, *, sa
     """Heads of keys and values in a pool beside the main one, which may have others."""
     if given is not None:
         return Heads.of(state.name, ranks, given)
-    total = args.total_heads if ranks.total_kv_heads is None else ranks.total_kv_heads
-    return Heads.of(state.name, ranks, total, known=same_pool)
+    return Heads.of(state.name, ranks, total_heads(args, ranks), known=same_pool)
 
 
 def _window(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
