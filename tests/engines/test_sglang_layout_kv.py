@@ -47,6 +47,18 @@ def test_any_attention(sizes, heads, pages, tokens, prefix_pages, cut, dims):
     world.run(kv_of(heads, range(2), dims), tp(sizes[0]), tp(sizes[1]), total_kv_heads=heads)
 
 
+@pytest.mark.parametrize(("prefill", "decode"), [(3, 2), (2, 3), (6, 4), (3, 4)])
+def test_tp_sizes_that_do_not_divide_each_other(prefill, decode):
+    World(prefix=8).run(kv_of(12), tp(prefill), tp(decode), total_kv_heads=12)
+
+
+def test_two_decode_groups_of_other_sizes_on_one_prefill():
+    world = World()
+    sources = world.ranks("prefill", kv_of(), tp(2), total_kv_heads=KV_HEADS)
+    for size in (1, 4):
+        world.hand_over(sources, world.ranks("decode", kv_of(), tp(size), total_kv_heads=KV_HEADS))
+
+
 def mla_of(layers=range(3), **options):
     def fill(world, side, place):
         pools.mla(side, place, world.positions(side.role), layers=layers, **options)

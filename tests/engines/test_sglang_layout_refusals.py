@@ -213,6 +213,28 @@ def test_page_sizes_that_differ_under_a_window():
         World(decode_page=8).run(fill, tp(1), tp(1), lambda *_: [[1, 2]], total_kv_heads=KV_HEADS)
 
 
+@pytest.mark.parametrize("kind", ["dsa", "qsa_pending", "c128_state", "swa_ring", "request_row", "minimax_index_k"])
+def test_rows_of_other_sizes(kind):
+    def fill(world, side, place):
+        pools.mla(side, place, world.positions(side.role), layers=range(2))
+        width = {"prefill": 20, "decode": 24}[side.role]
+        pools.alike(side, kind, [1, 2], count=2, row_bytes=width, total=8, layers=[1, 2])
+
+    with pytest.raises(LayoutMismatch, match=rf"component {kind}.*axis byte: size is 20 at the source and 24"):
+        World().run(fill, tp(1), tp(1), lambda *_: [[1, 2]], is_mla=True)
+
+
+def test_slots_of_other_sizes():
+    """The dtype of a state is an option of each side: its slots have other sizes, and are not cut into each other."""
+
+    def fill(world, side, place):
+        pools.mha(side, place, world.positions(side.role), layers=range(1), heads=KV_HEADS)
+        pools.mamba(side, place, layers=[1], columns=3 if side.role == "prefill" else 4)
+
+    with pytest.raises(LayoutMismatch, match=r"component mamba, role state0.*axis byte: size is 6 .* and 8"):
+        World().run(fill, tp(1), tp(2), lambda _, __, place: [[place.slot]], total_kv_heads=KV_HEADS)
+
+
 PLAIN = {
     "ids": 64,
     "cached": 64,

@@ -94,6 +94,30 @@ def test_a_sliding_window_moves_in_whole_pages(prefill, decode, prefix):
     )
 
 
+def test_sliding_windows_on_stages_of_a_pipeline():
+    """With the layers of each stage, as a config tells them: full attention in even layers, windows in odd ones."""
+    stages = {0: range(4), 1: range(4, 6), None: range(6)}
+
+    def fill(world, side, place):
+        held = stages[side.own["pp"][0] if "pp" in side.own else None]
+        if side.role == "prefill":
+            side.args.prefill_start_layer = 0
+        full, windowed = ([layer for layer in held if layer % 2 == odd] for odd in (0, 1))
+        pools.mha(side, place, world.positions(side.role), layers=full, heads=KV_HEADS)
+        pools.window(side, place, window_pages(world, side, place), layers=windowed, heads=KV_HEADS)
+
+    def grid(stage, size):
+        full, windowed = (tuple(layer for layer in stages[stage] if layer % 2 == odd) for odd in (0, 1))
+        own = {"layers": {"kv": full, "swa": windowed}}
+        own |= {} if stage is None else {"pp": (stage, 2)}
+        return [{**own, "tp": (rank, size)} for rank in range(size)]
+
+    def states(world, side, place):
+        return [place.swa_pages[window_pages(world, side, place)]]
+
+    World().run(fill, grid(0, 2) + grid(1, 2), grid(None, 1), states, total_kv_heads=KV_HEADS, swa_kv_heads=KV_HEADS)
+
+
 def test_a_sliding_window_with_other_heads_than_full_attention():
     def fill(world, side, place):
         pools.window(side, place, window_pages(world, side, place), layers=range(2), heads=8)
