@@ -137,38 +137,37 @@ def test_context_parallel_ranks_that_hold_everything_share_the_work():
     assert min(sent) > sum(sent) // 3
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (2, 1)])
 @pytest.mark.parametrize("prefix", [0, 16])
-def test_decode_ranks_that_share_the_tokens(size, prefix):
+def test_ranks_that_share_the_tokens(prefill, decode, prefix):
     """Token t lies on rank t % size, densely; the draft's cache is whole on each, in pages ``size`` times as large."""
+    sizes = {"prefill": prefill, "decode": decode}
 
     def fill(world, side, place):
-        tokens = world.positions(side.role)
-        if side.role == "prefill":
-            pools.mla(side, place, tokens, layers=range(2))
-            pools.mla(side, place, tokens, layers=range(1), draft=True, name="draft")
-            return
-        rank = side.own["dcp"][0]
-        mine = tokens[tokens % size == rank]
+        size, tokens = sizes[side.role], world.positions(side.role)
+        mine = tokens[tokens % size == side.own["dcp"][0]]
         pools.mla(side, place, (mine, mine // size), layers=range(2))
         pools.mla(side, place, tokens, layers=range(1), draft=True, name="draft", page_size=4 * size)
+        # Index keys are whole on each rank, in pages of their own.
+        pages = np.arange(prefix // 4, -(-45 // 4))
+        pools.alike(side, "dsa", place.swa_pages[pages], count=2, row_bytes=20, total=place.total_pages)
+
+    def states(world, side, place):
+        return [place.swa_pages[np.arange(prefix // 4, -(-45 // 4))]]
 
     world = World(tokens=45, prefix=prefix)
-    # The pages of decode are virtual ones: a page of each rank together.
-    virtual = 4 * size
-    world.places["decode"].pages = world.places["decode"].pages[: -(-45 // virtual)]
-
-    def handed(role, grid):
-        ranks = world.ranks(role, fill, grid, is_mla=True)
-        if role == "decode":
-            for each, _ in ranks:
-                pages = world.places["decode"].pages
-                each.chunks = [(pages[prefix // virtual :], prefix, (prefix, 45))]
-        return ranks
-
-    destinations = handed("decode", [{"dcp": (rank, size), "tp": (rank, size)} for rank in range(size)])
-    assert [each.described.layout.owned for each, _ in destinations] == [Ownership(1, size, at) for at in range(size)]
-    world.hand_over(handed("prefill", tp(2)), destinations)
+    ranks = {}
+    for role, size in sizes.items():
+        grid = [{"dcp": (rank, size), "tp": (rank, size)} for rank in range(size)]
+        ranks[role] = world.ranks(role, fill, grid, states, is_mla=True)
+        # Pages are virtual ones: a page of each rank together.
+        virtual = 4 * size
+        for each, _ in ranks[role]:
+            pages = world.places[role].pages[: -(-45 // virtual)]
+            each.chunks = [(pages[prefix // virtual :], prefix, (prefix, 45))]
+    owned = [each.described.layout.owned for each, _ in ranks["decode"]]
+    assert owned == [Ownership(1, decode, at) for at in range(decode)]
+    world.hand_over(ranks["prefill"], ranks["decode"])
 
 
 @pytest.mark.parametrize("cut", [None, 20])

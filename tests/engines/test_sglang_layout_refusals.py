@@ -135,8 +135,8 @@ def test_pages_that_ranks_share_by_their_number():
 
 def test_pages_of_states_under_decode_context_parallelism():
     side, place = side_of(mla=True, own={"dcp": (0, 2)})
-    pools.alike(side, "dsa", place.pages, count=2, row_bytes=8, total=8)
-    refused(side, "component dsa", "2 ranks", "dcp size 1", is_mla=True)
+    pools.alike(side, "qsa_compressed", place.pages, count=2, row_bytes=8, total=8)
+    refused(side, "component qsa_compressed", "2 ranks", "dcp size 1", is_mla=True)
 
 
 def test_a_draft_beside_an_envelope():
@@ -279,7 +279,7 @@ def test_metadata_of_other_options_do_not_take_each_others_place(options):
             here, wanted = side.buffer((6, width))
             side.list("aux", here, width)
             wanted[place.aux] = pools.logical("aux", name, shape=(width,))
-        side.aux = lambda place: None
+        side.aux = lambda *_, **__: None
 
     listed = {"prefill": metadata(**options), "decode": metadata()}
     World().run(fill, tp(1), tp(1))

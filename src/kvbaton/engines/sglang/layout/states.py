@@ -26,7 +26,7 @@ def describe_state(state: State, args: Arguments, ranks: Ranks, regions: Regions
     make = TYPES.get(state.type)
     if make is None:
         refuse(state.name, f"SGLang's state type {state.type!r} is not known; known are {', '.join(TYPES)}")
-    if ranks.dcp[1] > 1 and state.type not in REQUEST_TYPES:
+    if ranks.dcp[1] > 1 and state.type not in WHOLE_TYPES:
         refuse(
             state.name,
             f"its pages under decode context parallelism over {ranks.dcp[1]} ranks are not described; use dcp size 1",
@@ -158,5 +158,5 @@ TYPES: dict[str, Callable[[State, Arguments, Ranks, Regions], Component]] = {
 }
 """How each of SGLang's state types is described."""
 
-REQUEST_TYPES = ("mamba", "qsa_pending", "request_row", "c128_state", "dsa_tail")
-"""Those whose rows belong to a request, whatever its pages are."""
+WHOLE_TYPES = ("mamba", "qsa_pending", "request_row", "c128_state", "dsa_tail", "dsa")
+"""Those that every rank of decode context parallelism has whole."""
