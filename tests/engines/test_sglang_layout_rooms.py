@@ -85,6 +85,29 @@ def test_rooms_of_ranks_with_many_states(prefill, decode, cut):
     assert [side.wrong_buffers() for _, side in destinations] == [[]] * decode
 
 
+def test_rooms_of_the_stages_of_a_pipeline():
+    """Each stage sends its layers; the metadata are those of the last one, whatever the buffers of the others hold."""
+
+    def fill(world, side, place):
+        stage = side.own.get("pp", (None,))[0]
+        if side.role == "prefill":
+            side.args.prefill_start_layer = 2 * stage
+        layers = {None: range(4), 0: range(2), 1: range(2, 4)}[stage]
+        pools.mha(side, place, world.positions(side.role), layers=layers, heads=KV_HEADS)
+        pools.mamba(side, place, layers={None: [5, 6], 0: [], 1: [5, 6]}[stage])
+
+    def slot(world, side, place):
+        return [[np.array(place.slot)]]
+
+    world = World(tokens=45, prefix=8, cut=20)
+    grid = [{"pp": (stage, 2), "tp": (rank, 2)} for stage in range(2) for rank in range(2)]
+    sources = world.ranks("prefill", fill, grid, slot, total_kv_heads=KV_HEADS)
+    destinations = world.ranks("decode", fill, tp(1), slot, total_kv_heads=KV_HEADS)
+    ended = hand_over(world, sources, destinations, 15)
+    assert {state for state, _ in ended} == {"SUCCESS"}, ended
+    assert [side.wrong_buffers() for _, side in destinations] == [[]]
+
+
 def test_a_prefix_that_is_the_whole_request():
     """Nothing of the main cache moves, and all of the states do."""
     world = World(tokens=44, prefix=44)

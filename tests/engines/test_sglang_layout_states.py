@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import sglang_pools as pools
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sglang_world import World, tp
 
 from kvbaton.engines.sglang.layout import Ranks, describe
@@ -39,6 +41,35 @@ def test_states_of_linear_attention(prefill, decode, options):
         pools.mamba(side, place, layers=[1, 2, 4], **options)
 
     World().run(with_kv(fill), tp(prefill), tp(decode), slot, total_kv_heads=KV_HEADS)
+
+
+@given(
+    sizes=st.tuples(st.sampled_from([1, 2, 3, 4, 6]), st.sampled_from([1, 2, 3, 4, 6])),
+    units=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    columns=st.integers(1, 4),
+    heads=st.integers(1, 2),
+    outer=st.booleans(),
+    replicated=st.integers(0, 2),
+    ids=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_state_of_linear_attention(sizes, units, columns, heads, outer, replicated, ids):
+    blocks = [12 * unit for unit in units]
+
+    def fill(world, side, place):
+        pools.mamba(
+            side,
+            place,
+            layers=[1, 4],
+            blocks=blocks,
+            heads=12 * heads,
+            outer=outer,
+            columns=columns,
+            replicated=replicated,
+            ids=ids,
+        )
+
+    World(tokens=5).run(with_kv(fill, mla=True), tp(sizes[0]), tp(sizes[1]), slot, is_mla=True)
 
 
 def test_a_convolution_whose_blocks_the_model_tells():
@@ -167,7 +198,8 @@ def test_states_that_every_rank_has(kind, prefill, decode):
         return [rows_of(world, side, place, kind)]
 
     world = World(prefix=8)
-    sent = world.run(with_kv(fill, layers=range(3), mla=True), tp(prefill), tp(decode), states, is_mla=True)
+    told = {"is_mla": True, "kv_cache_layout": "nhd"}
+    sent = world.run(with_kv(fill, layers=range(3), mla=True), tp(prefill), tp(decode), states, **told)
     assert len(sent) == decode
 
 

@@ -54,8 +54,8 @@ def _heads(state: State, args: Arguments, ranks: Ranks, given: int | None, *, sa
 def _window(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
     if args.ratios:
         return _rows_alike(state, compressed.state_places(state, args, ranks), regions)
-    layout = ranks.kv_cache_layout if args.swa_layout is None else args.swa_layout
-    if ranks.unified or (layout is None and not ranks.is_mla) or layout not in (None, "nhd"):
+    layout, mla = args.swa_layout, ranks.is_mla or args.hybrid_mla
+    if ranks.unified or layout not in (None, "nhd") or (layout is None and not mla):
         # Pages in an order that cannot be cut: whole pages, between as many ranks in the same order.
         layers = numbered(state.name, ranks, len(state.buffers))
         order = layout or ("unified memory" if ranks.unified else "an order that is not told")
