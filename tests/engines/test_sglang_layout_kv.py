@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang_world import World, tp
 
+from kvbaton.errors import LayoutMismatch
 from kvbaton.layout import Ownership
 
 KV_HEADS = 4
@@ -115,6 +116,38 @@ def test_a_draft_that_decode_has_alone_is_left_out_on_request():
             pools.mha(side, place, np.arange(0), layers=range(2), heads=KV_HEADS, draft=True, name="draft")
 
     World().run(fill, tp(2), tp(1), total_kv_heads=KV_HEADS, draft=False)
+
+
+def test_index_keys_of_a_draft_that_decode_has_alone_are_left_out_with_it():
+    def fill(world, side, place):
+        pools.mla(side, place, world.positions(side.role), layers=range(2))
+        own = 1 if side.role == "decode" else 0
+        pools.mla(side, place, np.arange(0), layers=range(own), draft=True, name="draft")
+        made = [side.buffer((place.total_pages, 20)) for _ in range(2 + own)]
+        for at, (_, wanted) in enumerate(made[:2]):
+            wanted[place.pages] = pools.logical("index", at, shape=(len(place.pages), 20))
+        side.state("dsa", [here for here, _ in made], [20] * len(made))
+
+    World().run(fill, tp(1), tp(2), lambda _, __, place: [place.pages], is_mla=True, draft=False)
+
+
+def test_a_window_of_a_draft_that_decode_has_alone_is_left_out_with_it():
+    """DeepSeek V4: the draft's window is a second component of the type."""
+
+    def fill(world, side, place):
+        side.args.mla_compression_ratios = [4]
+        pools.opaque(side, place, world.pages(side.role), widths=[40, 12])
+        pools.alike(side, "swa", place.swa_pages[-2:], count=3, row_bytes=16, total=place.total_pages)
+        if side.role == "decode":
+            here, _ = side.buffer((place.total_pages, 16))
+            side.state("swa", [here], [16])
+
+    def states(world, side, place):
+        return [place.swa_pages[-2:]] * len(side.args.state_types)
+
+    World().run(fill, tp(1), tp(2), states, is_mla=True, draft=False)
+    with pytest.raises(LayoutMismatch, match="component swa_2"):
+        World().run(fill, tp(1), tp(2), states, is_mla=True)
 
 
 def test_layers_shared_out_over_context_parallel_ranks():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from kvbaton.engines.sglang.layout import compressed
@@ -31,7 +32,18 @@ def describe_state(state: State, args: Arguments, ranks: Ranks, regions: Regions
             state.name,
             f"its pages under decode context parallelism over {ranks.dcp[1]} ranks are not described; use dcp size 1",
         )
+    if state.name != state.type:
+        # The second one of a type is the draft's.
+        state = _without_draft(state, 0, ranks)
     return make(state, args, ranks, regions)
+
+
+def _without_draft(state: State, target: int, ranks: Ranks) -> State:
+    """The state with the buffers after ``target`` of them, those of a draft, left out if the draft is."""
+    if ranks.draft:
+        return state
+    buffers = (buffer if at < target else buffer._replace(nbytes=0) for at, buffer in enumerate(state.buffers))
+    return dataclasses.replace(state, buffers=tuple(buffers))
 
 
 def _rows_alike(
@@ -74,7 +86,8 @@ def _of_compressed(state: State, args: Arguments, ranks: Ranks, regions: Regions
 
 
 def _index_keys(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
-    return _rows_alike(state, _index_places(state.buffers, args, ranks, ("index_key",)), regions)
+    places = _index_places(state.buffers, args, ranks, ("index_key",))
+    return _rows_alike(_without_draft(state, len(args.kv), ranks), places, regions)
 
 
 def _index_places(
@@ -96,6 +109,7 @@ def _index_places(
 def _tail(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
     """One entry of a ring a row: the rings of both sides may have different sizes."""
     places = _index_places(state.buffers, args, ranks, ("tail_key", "tail_score"))
+    state = _without_draft(state, 2 * len(args.kv), ranks)
     tensors: list[Tensor] = []
     for (role, layer), buffer in zip(places, state.buffers, strict=True):
         if buffer.elided:
