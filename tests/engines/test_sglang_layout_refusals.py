@@ -204,6 +204,36 @@ def test_draft_heads_that_several_ranks_would_share_are_not_guessed():
     World().run(fill, tp(4), tp(8), total_kv_heads=2, draft_kv_heads=4)
 
 
+@pytest.mark.parametrize(
+    ("prefill", "decode", "words"),
+    [
+        ("bfloat16", "float16", "dtype is bfloat16 at the source and float16"),
+        ("bfloat16", "fp8_e4m3", "component kv"),
+        ("fp8_e4m3", "fp8_e5m2", "axes are channel of fp8_e4m3 at the source and channel of fp8_e5m2"),
+    ],
+)
+def test_caches_of_other_dtypes(prefill, decode, words):
+    """Also where their elements are of the same size."""
+
+    def fill(world, side, place):
+        dtype = {"prefill": prefill, "decode": decode}[side.role]
+        pools.mha(side, place, world.positions(side.role), layers=range(1), heads=KV_HEADS)
+        side.args.kv_cache_dtype_str = dtype
+
+    with pytest.raises(LayoutMismatch, match=words):
+        World().run(fill, tp(2), tp(1), total_kv_heads=KV_HEADS)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3", "auto", "mxfp8"])
+def test_caches_of_one_dtype(dtype):
+    def fill(world, side, place):
+        pools.mha(side, place, world.positions(side.role), layers=range(1), heads=KV_HEADS)
+        pools.mha(side, place, world.positions(side.role), layers=range(1), heads=KV_HEADS, draft=True, name="draft")
+        side.args.kv_cache_dtype_str = dtype
+
+    World().run(fill, tp(2), tp(1), total_kv_heads=KV_HEADS)
+
+
 def test_page_sizes_that_differ_under_a_window():
     def fill(world, side, place):
         pools.mha(side, place, world.positions(side.role), layers=range(1), heads=KV_HEADS)
