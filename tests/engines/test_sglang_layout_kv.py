@@ -109,6 +109,27 @@ def test_layers_of_a_draft_model_stay_apart(mla, decode):
     World(prefix=8).run(fill, tp(2), tp(decode), is_mla=mla, total_kv_heads=KV_HEADS)
 
 
+def test_of_a_pipeline_only_the_last_stage_has_a_draft():
+    """SGLang may give every stage a draft's pool; what is in the others is of no use."""
+
+    def fill(world, side, place):
+        stage = side.own.get("pp", (None,))[0]
+        if side.role == "prefill":
+            side.args.prefill_start_layer = 2 * stage
+        layers = {None: range(4), 0: range(2), 1: range(2, 4)}[stage]
+        tokens = world.positions(side.role)
+        pools.mha(side, place, tokens, layers=layers, heads=KV_HEADS)
+        drafted = tokens if stage != 0 else np.arange(0)
+        pools.mha(side, place, drafted, layers=range(1), heads=KV_HEADS, draft=True, name="draft")
+        pools.alike(side, "request_row", [place.row] if stage != 0 else [], count=1, row_bytes=8, total=6)
+
+    def states(world, side, place):
+        return [[place.row]]
+
+    for size in (1, 2):
+        World().run(fill, [{"pp": (0, 2)}, {"pp": (1, 2)}], tp(size), states, total_kv_heads=KV_HEADS)
+
+
 def test_a_draft_that_decode_has_alone_is_left_out_on_request():
     def fill(world, side, place):
         pools.mha(side, place, world.positions(side.role), layers=range(2), heads=KV_HEADS)

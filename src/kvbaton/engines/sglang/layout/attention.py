@@ -49,10 +49,10 @@ def describe_kv(args: Arguments, ranks: Ranks, regions: Regions) -> Paged:
         )
     if ranks.dcp[1] > 1 and not mla:
         refuse("kv", f"decode context parallelism over {ranks.dcp[1]} ranks is described for MLA only")
-    if ranks.unified and args.draft and ranks.draft:
+    if ranks.unified and args.draft and ranks.has_draft:
         refuse("draft", "its pages are not those of the main cache under unified memory; describe it with draft=False")
     target, opaque = _target(args, ranks, regions, mla)
-    drafts = [_draft(args, ranks, regions, mla)] if args.draft and ranks.draft else []
+    drafts = [_draft(args, ranks, regions, mla)] if args.draft and ranks.has_draft else []
     return Paged((target, *drafts), opaque)
 
 

@@ -32,7 +32,7 @@ def describe_aux(buffers: Sequence[Buffer], ranks: Ranks, regions: Regions) -> C
     other options do not take each other's place.
     """
     names = _names(buffers)
-    if ranks.role == "prefill" and ranks.pp[0] != ranks.pp[1] - 1:
+    if ranks.role == "prefill" and not ranks.last_stage:
         # Only the last stage has all of what comes out of the model.
         return Component("aux", AUX, tuple(elided(name, 0) for name in names))
     return Component(

@@ -55,6 +55,16 @@ class Ranks:
         return Coords(self.tp, self.pp, self.cp, self.dp)
 
     @property
+    def last_stage(self) -> bool:
+        """Whether what comes out of the model is here."""
+        return self.pp[0] == self.pp[1] - 1
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether caches of a draft model are described. It runs on the last stage: those of others hold nothing."""
+        return self.draft and (self.role == "decode" or self.last_stage)
+
+    @property
     def of_states(self) -> tuple[int, int]:
         """Rank and size of the tensor parallelism that cuts linear attention."""
         return self.tp if self.state_tp is None else self.state_tp

@@ -32,7 +32,7 @@ def describe_state(state: State, args: Arguments, ranks: Ranks, regions: Regions
             state.name,
             f"its pages under decode context parallelism over {ranks.dcp[1]} ranks are not described; use dcp size 1",
         )
-    if state.name != state.type:
+    if state.name != state.type or state.type in DRAFT_TYPES:
         # The second one of a type is the draft's.
         state = _without_draft(state, 0, ranks)
     return make(state, args, ranks, regions)
@@ -40,7 +40,7 @@ def describe_state(state: State, args: Arguments, ranks: Ranks, regions: Regions
 
 def _without_draft(state: State, target: int, ranks: Ranks) -> State:
     """The state with the buffers after ``target`` of them, those of a draft, left out if the draft is."""
-    if ranks.draft:
+    if ranks.has_draft:
         return state
     buffers = (buffer if at < target else buffer._replace(nbytes=0) for at, buffer in enumerate(state.buffers))
     return dataclasses.replace(state, buffers=tuple(buffers))
@@ -138,6 +138,10 @@ def _in_order(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> 
     return _rows_alike(state, [("state", layer) for layer in layers], regions)
 
 
+def _of_draft(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
+    return _rows_alike(state, [("state", layer) for layer in range(len(state.buffers))], regions)
+
+
 def _dense_kv(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
     layers = numbered(state.name, ranks, len(state.buffers) // 2)
     heads = _heads(state, args, ranks, None, same_pool=True)
@@ -166,11 +170,14 @@ TYPES: dict[str, Callable[[State, Arguments, Ranks, Regions], Component]] = {
     "qsa_compressed": _by_layer_id,
     "minimax_index_k": _in_order,
     "minimax_dense_kv": _dense_kv,
-    "request_row": _in_order,
+    "request_row": _of_draft,
     "block_scale": _scales,
     "block_scale_swa": _scales,
 }
 """How each of SGLang's state types is described."""
+
+DRAFT_TYPES = ("request_row",)
+"""Those of a draft model alone."""
 
 WHOLE_TYPES = ("mamba", "qsa_pending", "request_row", "c128_state", "dsa_tail", "dsa")
 """Those that every rank of decode context parallelism has whole."""
