@@ -122,9 +122,17 @@ def test_of_a_pipeline_only_the_last_stage_has_a_draft():
         drafted = tokens if stage != 0 else np.arange(0)
         pools.mha(side, place, drafted, layers=range(1), heads=KV_HEADS, draft=True, name="draft")
         pools.alike(side, "request_row", [place.row] if stage != 0 else [], count=1, row_bytes=8, total=6)
+        if side.role == "prefill":
+            side.args.prefill_end_layer = side.args.prefill_start_layer + 2
+        made = [side.buffer((6, 20)) for _ in (*layers, "rope", "draft")]
+        for key, (_, wanted) in zip((*layers, "rope", "draft"), made, strict=True):
+            if key != "draft" or stage != 0:
+                wanted[place.row] = pools.logical("pending", key, shape=(20,))
+        listed = [*layers, (1 << 32) - 2, 4]
+        side.state("qsa_pending", [here for here, _ in made], [20] * len(made), layers=listed)
 
     def states(world, side, place):
-        return [[place.row]]
+        return [[place.row], [place.row]]
 
     for size in (1, 2):
         World().run(fill, [{"pp": (0, 2)}, {"pp": (1, 2)}], tp(size), states, total_kv_heads=KV_HEADS)

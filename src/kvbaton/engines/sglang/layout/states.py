@@ -129,6 +129,10 @@ def _tail(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Comp
 def _by_layer_id(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
     """Tensors with layer ids; those beyond every layer are of the whole model."""
     layers = state.layers or tuple(numbered(state.name, ranks, len(state.buffers)))
+    if args.end_layer is not None and ranks.pp[1] > 1:
+        # Layers beyond the stage's are those of a draft; they are listed last.
+        own = [layer for layer in layers if layer < args.end_layer or layer > MAX_LAYER]
+        state = _without_draft(state, len(own), ranks)
     places = [("state", layer) if layer <= MAX_LAYER else ("rope_positions", 0) for layer in layers]
     return _rows_alike(state, places, regions)
 
