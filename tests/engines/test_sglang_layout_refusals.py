@@ -234,6 +234,25 @@ def test_caches_of_one_dtype(dtype):
     World().run(fill, tp(2), tp(1), total_kv_heads=KV_HEADS)
 
 
+def test_what_auto_stands_for():
+    """It is the dtype of the model, which is an option of each side as well."""
+
+    def fill(world, side, place):
+        pools.mha(side, place, world.positions(side.role), layers=range(1), heads=KV_HEADS)
+        side.args.kv_cache_dtype_str = {"prefill": "auto", "decode": "bf16"}[side.role]
+
+    World().run(fill, tp(1), tp(2), total_kv_heads=KV_HEADS, model_dtype="bfloat16")
+    with pytest.raises(LayoutMismatch, match="dtype is float16 at the source and bfloat16"):
+        World().run(fill, tp(1), tp(2), total_kv_heads=KV_HEADS, model_dtype="float16")
+
+
+@pytest.mark.parametrize("mla", [False, True])
+def test_a_cache_whose_scales_are_not_listed(mla):
+    side, _ = side_of(mla=mla)
+    side.args.kv_cache_dtype_str = "nvfp4"
+    refused(side, "component kv", "block scales of a nvfp4 cache", is_mla=mla, total_kv_heads=KV_HEADS)
+
+
 def test_page_sizes_that_differ_under_a_window():
     def fill(world, side, place):
         pools.mha(side, place, world.positions(side.role), layers=range(1), heads=KV_HEADS)
@@ -348,9 +367,11 @@ def test_facts_of_a_model():
         full_attention_layer_ids=[0, 2, 4],
         swa_attention_layer_ids=[1, 3, 5],
         get_total_num_kv_heads=lambda: 4,
+        dtype="torch.bfloat16",
     )
     facts = facts_of(config, (0, 4))
     assert (facts.total_kv_heads, facts.swa_kv_heads, facts.conv_blocks) == (4, 8, (16, 8, 8))
+    assert facts.model_dtype == "bfloat16"
     assert (facts.layers["kv"], facts.layers["swa"]) == ((0, 2), (1, 3))
     text.model_type = "qwen3_next"
     config.hf_text_config = SimpleNamespace()

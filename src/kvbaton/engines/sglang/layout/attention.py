@@ -23,10 +23,10 @@ from kvbaton.layout import DTYPE_BYTES, PAGED, SLOT, TOKEN, Component, Kind, Own
 from kvbaton.layout.limits import MAX_NAME
 
 PLAIN_DTYPES = ("bfloat16", "float16", "float32")
-"""Names of KV cache dtypes whose elements stand for themselves. All others are moved as bytes, and never cast."""
+"""KV cache dtypes whose elements stand for themselves. All others are moved as bytes, and never cast."""
 
-UNNAMED_DTYPES = ("", "auto")
-"""What says nothing of the elements."""
+WITHOUT_SCALES = ("fp4_mx_block16", "nvfp4")
+"""KV cache dtypes whose block scales lie in buffers that SGLang does not list."""
 
 
 class Paged(NamedTuple):
@@ -63,18 +63,31 @@ def _target(args: Arguments, ranks: Ranks, regions: Regions, mla: bool) -> tuple
     if args.ratios:
         places = compressed.kv_places(args, ranks)
         return _opaque(args, ranks, regions, places, args.kv_layout or "", alike=True), True
+    if not mla and args.kv_layers and len(set(args.kv_layers)) == len(args.kv):
+        # One row of a page for each layer, keys and values packed inside.
+        return _opaque(args, ranks, regions, [("page", layer) for layer in args.kv_layers], "packed"), True
+    if args.dtype in WITHOUT_SCALES:
+        refuse(
+            "kv",
+            f"SGLang does not list the block scales of a {args.dtype} cache, and without them its elements are of no "
+            "use; choose another KV cache dtype",
+        )
+    dtype = _dtype(args, ranks)
     if mla:
         layers = kv_layers(args, ranks, len(args.kv))
         places = [("latent", layer) for layer in layers]
-        return _by_token("kv", args.kv, places, regions, _latent, args.page_size, args.dtype), False
-    if args.kv_layers and len(set(args.kv_layers)) == len(args.kv):
-        # One row of a page for each layer, keys and values packed inside.
-        return _opaque(args, ranks, regions, [("page", layer) for layer in args.kv_layers], "packed"), True
+        return _by_token("kv", args.kv, places, regions, _latent, args.page_size, dtype), False
     places = key_value_places("kv", args.kv, kv_layers(args, ranks, len(args.kv) // 2))
     if order != "nhd":
         return _opaque(args, ranks, regions, places, order), True
     heads = _target_heads(args, ranks)
-    return _by_token("kv", args.kv, places, regions, heads.channels, args.page_size, args.dtype), False
+    return _by_token("kv", args.kv, places, regions, heads.channels, args.page_size, dtype), False
+
+
+def _dtype(args: Arguments, ranks: Ranks) -> str:
+    """The name of the dtype of the main cache, "" where it is not known."""
+    named = {"auto": ranks.model_dtype, "bf16": "bfloat16"}
+    return named.get(args.dtype, args.dtype)
 
 
 def total_heads(args: Arguments, ranks: Ranks) -> int | None:
@@ -176,7 +189,7 @@ def _by_token(
         nbytes = token_bytes(name, page_size, buffer)
         element = dtype if dtype in PLAIN_DTYPES and nbytes % DTYPE_BYTES[dtype] == 0 else BYTES
         inner = axes(nbytes // DTYPE_BYTES[element], nbytes)
-        if element == BYTES and dtype not in UNNAMED_DTYPES:
+        if element == BYTES and dtype:
             # Bytes of one dtype must not be taken for those of another one.
             inner = [(f"{axis} of {dtype}"[:MAX_NAME], size, spans) for axis, size, spans in inner]
         tensors.append(tensor(name, role, layer, buffer, regions, [(TOKEN, page_size, None), *inner], element))

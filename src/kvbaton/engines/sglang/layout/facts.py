@@ -17,6 +17,7 @@ class Facts(NamedTuple):
     swa_kv_heads: int | None
     conv_blocks: tuple[int, ...] | None
     layers: dict[str, tuple[int, ...]]
+    model_dtype: str = ""
 
 
 def facts_of(model_config: Any, stage: tuple[int, int] | None = None) -> Facts:
@@ -35,6 +36,7 @@ def facts_of(model_config: Any, stage: tuple[int, int] | None = None) -> Facts:
         swa_kv_heads=_count(_swa_heads(text)) or total,
         conv_blocks=_conv_blocks(model_config),
         layers=layers,
+        model_dtype=str(getattr(model_config, "dtype", None) or "").removeprefix("torch."),
     )
 
 

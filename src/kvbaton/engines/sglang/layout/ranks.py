@@ -27,6 +27,7 @@ class Ranks:
     * ``unified``: the pools share one region of page envelopes (unified memory).
     * ``kv_cache_layout``: the order inside pages of keys and values; None is what `KVArgs` says of the sliding-window
       pool, and "nhd" where it says nothing.
+    * ``model_dtype``: what a KV cache dtype of "auto" stands for, such as "bfloat16".
     * ``draft``: whether the caches of a draft model are described. Leave it out where the prefill side has none.
     """
 
@@ -47,6 +48,7 @@ class Ranks:
     kv_shard: tuple[int, int] = (0, 1)
     unified: bool = False
     kv_cache_layout: str | None = None
+    model_dtype: str = ""
     draft: bool = True
 
     @property
