@@ -112,12 +112,13 @@ class Side:
         self.list("kv", buffer, row_bytes)
         self.args.num_draft_entries += draft
 
-    def aux(self, place, rows=6, widths=(64, 64, 64, 64, 128, 128, 64, 128, 96, 64)):
-        """SGLang's metadata buffers."""
+    def aux(self, place, rows=6, widths=(64, 64, 64, 64, 128, 128, 64, 128, 96, 64), *, known=True):
+        """SGLang's metadata buffers; ``known``: whether this rank has the request's."""
         for at, width in enumerate(widths):
             here, wanted = self.buffer((rows, width))
             self.list("aux", here, width)
-            wanted[place.aux] = logical("aux", at, shape=(width,))
+            if known:
+                wanted[place.aux] = logical("aux", at, shape=(width,))
 
     def list(self, prefix, buffer, row_bytes):
         """List a buffer in the lists of that name."""

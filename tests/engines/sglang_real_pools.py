@@ -27,7 +27,10 @@ from sglang.srt.configs.mamba_utils import (  # noqa: E402
     Mamba2StateShape,
 )
 from sglang.srt.disaggregation.base.conn import KVArgs  # noqa: E402
+from sglang.srt.disaggregation.minimax import minimax_index_transfer_pages  # noqa: E402
+from sglang.srt.mem_cache import deepseek_v4_memory_pool  # noqa: E402
 from sglang.srt.mem_cache.common import kv_to_page_indices  # noqa: E402
+from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.runtime_context import get_parallel  # noqa: E402
@@ -42,10 +45,10 @@ SLOTS = 6
 class Case:
     """One kind of pool. ``tensors`` are its buffers; `put` writes a request's content into them."""
 
-    page_size, tokens, prefix, mla = 4, TOKENS, PREFIX, False
+    page_size, tokens, prefix, mla, stages = 4, TOKENS, PREFIX, False, 1
 
-    def __init__(self, role, tp, place):
-        self.role, self.tp, self.place = role, tp, place
+    def __init__(self, role, tp, place, stage=None):
+        self.role, self.tp, self.place, self.stage = role, tp, place, stage
         self.heads = heads_of(HEADS, *tp)
         self.size = (place.total_pages - 1) * self.page_size
         self.first = self.prefix if role == "decode" else 0
@@ -364,13 +367,154 @@ class Quick(Hybrid):
         return [*super().states(), np.array([self.place.row], np.int32), every]
 
 
-CASES = [Attention, Latent, Window, Hybrid, Kimi, Sparse, SparseTail, Scaled, ScaledByHead, Quick]
+class SparseLayers(Case):
+    """MiniMax: dense layers 0 and 3, sparse ones with index keys 1 and 2."""
+
+    def build(self):
+        return memory_pool.MiniMaxSparseKVPool(
+            self.size,
+            self.page_size,
+            torch.bfloat16,
+            len(self.heads),
+            8,
+            12,
+            dense_layer_ids=[0, 3],
+            sparse_layer_ids=[1, 2],
+            disable_value_sparse_layer_ids=[1, 2],
+            start_layer=0,
+            end_layer=4,
+            **CPU,
+        )
+
+    def of_layers(self, layers):
+        return [get(layer) for get in (self.pool.get_key_buffer, self.pool.get_value_buffer) for layer in layers]
+
+    def tensors(self):
+        return [*self.of_layers(range(4)), *self.pool.index_k_pool.k_buffer]
+
+    def put(self):
+        self.full(self.of_layers([1, 2]), "sparse", 8)
+        # Pages move as a whole: those of the request in dense layers, those after the prefix among index keys.
+        end = -(-self.tokens // self.page_size) * self.page_size
+        for name, buffers, first in (("dense", self.of_layers([0, 3]), 0), ("index", self.index_keys(), self.prefix)):
+            at = np.arange(first, end)
+            slots = torch.from_numpy(slots_of(self.place.pages, self.page_size, at))
+            for number, buffer in enumerate(buffers):
+                heads = self.heads if name == "dense" else [0]
+                whole = logical(name, number, shape=(end, HEADS, buffer.shape[-1]), dtype=np.int16)[at][:, heads]
+                buffer.view(torch.int16)[slots] = torch.from_numpy(whole)
+
+    def index_keys(self):
+        return self.pool.index_k_pool.k_buffer
+
+    def states(self):
+        indices = self.indices()
+        index = minimax_index_transfer_pages(indices, page_size=self.page_size, prefix_len=self.prefix)
+        return [index, kv_to_page_indices(indices, self.page_size)]
 
 
-def rank(case, role, tp, place, aux):
+class Compressed(Case):
+    """DeepSeek V4: six layers of three ratios, of which each stage of a pipeline has three."""
+
+    mla, page_size, tokens, prefix, stages = True, 256, 515, 256, 2
+    ratios = (0, 4, 128, 4, 128, 4)
+
+    def build(self):
+        start, end = (None, None) if self.stage is None else (3 * self.stage, 3 * self.stage + 3)
+        self.layers = range(start or 0, end or 6)
+        return DeepSeekV4TokenToKVPool(
+            max_num_reqs=SLOTS,
+            swa_size=self.size,
+            c4_size=self.size // 4,
+            c128_size=self.size // 128,
+            c4_state_pool_size=16 * 8,
+            c128_state_pool_size=16 * 128,
+            page_size=256,
+            swa_page_size=256,
+            dtype=torch.float8_e4m3fn,
+            c4_state_dtype=torch.float32,
+            c128_state_dtype=torch.float32,
+            qk_nope_head_dim=448,
+            qk_rope_head_dim=64,
+            indexer_head_dim=128,
+            layer_num=len(self.layers),
+            compression_ratios=list(self.ratios),
+            start_layer=start,
+            end_layer=end,
+            **CPU,
+        )
+
+    def by_page(self):
+        """Buffers that the main page list addresses, each with what it is and the layer that it is of."""
+        of_ratio = {ratio: [layer for layer in self.layers if self.ratios[layer] == ratio] for ratio in (4, 128)}
+        yield from zip(["c4"] * 9, of_ratio[4], self.pool.kv_pools[4].kv_buffer, strict=False)
+        yield from zip(
+            ["c4 index"] * 9, of_ratio[4], self.pool.index_pools[4].contiguous_page_row_buffers(), strict=False
+        )
+        yield from zip(["c128"] * 9, of_ratio[128], self.pool.kv_pools[128].kv_buffer, strict=False)
+
+    def by_window_page(self):
+        yield from zip(["window"] * 9, self.layers, self.pool.swa_kv_pool.kv_buffer, strict=False)
+        for name in ("compress_state_pools", "indexer_compress_state_pools"):
+            for layer, states in enumerate(getattr(self.pool, name)):
+                if states is not None and not states.request_scoped:
+                    yield name, layer, states.kv_score_buffer.kv_score
+
+    def by_request(self):
+        for layer, states in enumerate(self.pool.compress_state_pools):
+            if states is not None and states.request_scoped:
+                yield "request", layer, states.kv_score_buffer.kv_score
+
+    def tensors(self):
+        return [tensor for made in (self.by_page, self.by_window_page, self.by_request) for _, _, tensor in made()]
+
+    def put(self):
+        listed = (
+            (self.by_page, self.suffix()),
+            (self.by_window_page, self.states()[0]),
+            (self.by_request, self.states()[1]),
+        )
+        items = dict(zip(self.args.kv_data_ptrs, self.args.kv_item_lens, strict=True))
+        for pointers, lengths in zip(self.args.state_data_ptrs, self.args.state_item_lens, strict=True):
+            items |= dict(zip(pointers, lengths, strict=True))
+        for buffers, rows in listed:
+            for name, layer, tensor in buffers():
+                item = items[tensor.data_ptr()]
+                flat = tensor.view(-1).view(torch.uint8)
+                view = flat[: flat.numel() // item * item].view(-1, item)
+                content = logical(name, layer, shape=(len(rows), item))
+                view[torch.from_numpy(np.asarray(rows, np.int64))] = torch.from_numpy(content)
+
+    def suffix(self):
+        return kv_to_page_indices(self.indices()[self.prefix :], self.page_size)
+
+    def states(self):
+        begin = max(self.prefix, self.tokens - 128) // self.page_size * self.page_size
+        slots = torch.from_numpy(slots_of(self.place.swa_pages, self.page_size, np.arange(begin, self.tokens)))
+        request = self.pool.request_state_transfer_indices(self.place.row, self.tokens)
+        return [kv_to_page_indices(slots, self.page_size), request]
+
+
+CASES = [
+    Attention,
+    Latent,
+    Window,
+    Hybrid,
+    Kimi,
+    Sparse,
+    SparseTail,
+    Scaled,
+    ScaledByHead,
+    Quick,
+    SparseLayers,
+    Compressed,
+]
+
+
+def rank(case, role, tp, place, aux, stage=None):
     """One rank: its pool, the pool's KVArgs made by SGLang's functions, and what its engine passes."""
-    made = case(role, tp, place)
-    args = KVArgs()
+    made = case(role, tp, place, stage)
+    made.args = args = KVArgs()
     args.page_size, args.num_draft_entries, args.kv_cache_dtype_str = made.page_size, 0, "bfloat16"
     args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = disaggregation.get_kv_transfer_buf_infos(made.pool)
     args.kv_layer_ids = disaggregation.build_kv_layer_ids(
@@ -379,10 +523,12 @@ def rank(case, role, tp, place, aux):
     args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens = aux.get_buf_infos()
     disaggregation.setup_state_kv_args(args, made.pool, None, 8)
     if role == "prefill":
-        args.prefill_start_layer = 0
+        args.prefill_start_layer, args.prefill_end_layer = made.pool.start_layer, getattr(made.pool, "end_layer", None)
         if not case.mla:
             args.kv_head_num, args.total_kv_head_num = len(made.heads), HEADS
-    ranks = Ranks(role=role, tp=tp, is_mla=case.mla, total_kv_heads=HEADS if role == "decode" else None)
+    args.kv_layout = disaggregation.get_pd_kv_layout(made.pool)
+    pp = (0, 1) if stage is None else (stage, case.stages)
+    ranks = Ranks(role=role, tp=tp, pp=pp, is_mla=case.mla, total_kv_heads=HEADS if role == "decode" else None)
     pages = kv_to_page_indices(made.indices()[case.prefix :], case.page_size)
     chunks = [(pages, case.prefix, (case.prefix, case.tokens))]
     return made, Handed(describe(args, ranks), chunks, made.states(), place.aux)
@@ -396,7 +542,10 @@ def run(case, prefill, decode):
     rng = np.random.default_rng(7)
     places = [Place(rng, case.page_size, -(-case.tokens // case.page_size), 16, slots=SLOTS) for _ in range(2)]
     metadata = [disaggregation.MetadataBuffers(SLOTS, 16, torch.bfloat16, 32) for _ in range(2)]
-    sources = [rank(case, "prefill", (at, prefill), places[0], metadata[0]) for at in range(prefill)]
+    stages = [None] if case.stages == 1 else range(case.stages)
+    sources = [
+        rank(case, "prefill", (at, prefill), places[0], metadata[0], stage) for stage in stages for at in range(prefill)
+    ]
     destinations = [rank(case, "decode", (at, decode), places[1], metadata[1]) for at in range(decode)]
     for made, _ in sources:
         noise(made.tensors(), rng)
@@ -428,6 +577,11 @@ GRIDS = ((1, 1), (2, 1), (1, 2), (4, 2))
 
 
 def main():
+    # What SGLang's runtime configuration would say to these pools.
+    kernel = SimpleNamespace(dsv4_attn_backend="flashmla", enable_deepseek_v4_fp4_indexer=False)
+    features = SimpleNamespace(enable_encoder_swa_bounded_replay=False)
+    deepseek_v4_memory_pool.get_exec = lambda: SimpleNamespace(kernel=kernel, features=features)
+    deepseek_v4_memory_pool.get_spec = lambda: SimpleNamespace(speculative_algorithm=None)
     with get_parallel().override(attn_dcp_size=1):
         for case in CASES:
             for prefill, decode in GRIDS:

@@ -58,7 +58,9 @@ class World:
             side = Side(self.seed * 100 + number + (50 if role == "decode" else 0), size, tp=own.get("state_tp") or tp)
             side.role, side.own = role, own
             fill(self, side, place)
-            side.aux(place)
+            # Of the stages of a pipeline only the last one has metadata that are of use.
+            pp = own.get("pp", (0, 1))
+            side.aux(place, known=role == "decode" or pp[0] == pp[1] - 1)
             if role == "prefill":
                 side.fill()
             described = describe(side.args, Ranks(role=role, **ranks, **own), **kind)

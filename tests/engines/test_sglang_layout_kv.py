@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang_world import World, tp
 
+from kvbaton.errors import LayoutMismatch
 from kvbaton.layout import Ownership
 
 KV_HEADS = 4
@@ -45,6 +46,18 @@ def test_any_attention(sizes, heads, pages, tokens, prefix_pages, cut, dims):
     cut = max(prefix, min(cut, tokens))
     world = World(tokens=tokens, prefix=prefix, cut=cut, prefill_page=pages[0], decode_page=pages[1])
     world.run(kv_of(heads, range(2), dims), tp(sizes[0]), tp(sizes[1]), total_kv_heads=heads)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(3, 2), (2, 3), (6, 4), (3, 4)])
+def test_tp_sizes_that_do_not_divide_each_other(prefill, decode):
+    World(prefix=8).run(kv_of(12), tp(prefill), tp(decode), total_kv_heads=12)
+
+
+def test_two_decode_groups_of_other_sizes_on_one_prefill():
+    world = World()
+    sources = world.ranks("prefill", kv_of(), tp(2), total_kv_heads=KV_HEADS)
+    for size in (1, 4):
+        world.hand_over(sources, world.ranks("decode", kv_of(), tp(size), total_kv_heads=KV_HEADS))
 
 
 def mla_of(layers=range(3), **options):
@@ -96,6 +109,35 @@ def test_layers_of_a_draft_model_stay_apart(mla, decode):
     World(prefix=8).run(fill, tp(2), tp(decode), is_mla=mla, total_kv_heads=KV_HEADS)
 
 
+def test_of_a_pipeline_only_the_last_stage_has_a_draft():
+    """SGLang may give every stage a draft's pool; what is in the others is of no use."""
+
+    def fill(world, side, place):
+        stage = side.own.get("pp", (None,))[0]
+        if side.role == "prefill":
+            side.args.prefill_start_layer = 2 * stage
+        layers = {None: range(4), 0: range(2), 1: range(2, 4)}[stage]
+        tokens = world.positions(side.role)
+        pools.mha(side, place, tokens, layers=layers, heads=KV_HEADS)
+        drafted = tokens if stage != 0 else np.arange(0)
+        pools.mha(side, place, drafted, layers=range(1), heads=KV_HEADS, draft=True, name="draft")
+        pools.alike(side, "request_row", [place.row] if stage != 0 else [], count=1, row_bytes=8, total=6)
+        if side.role == "prefill":
+            side.args.prefill_end_layer = side.args.prefill_start_layer + 2
+        made = [side.buffer((6, 20)) for _ in (*layers, "rope", "draft")]
+        for key, (_, wanted) in zip((*layers, "rope", "draft"), made, strict=True):
+            if key != "draft" or stage != 0:
+                wanted[place.row] = pools.logical("pending", key, shape=(20,))
+        listed = [*layers, (1 << 32) - 2, 4]
+        side.state("qsa_pending", [here for here, _ in made], [20] * len(made), layers=listed)
+
+    def states(world, side, place):
+        return [[place.row], [place.row]]
+
+    for size in (1, 2):
+        World().run(fill, [{"pp": (0, 2)}, {"pp": (1, 2)}], tp(size), states, total_kv_heads=KV_HEADS)
+
+
 def test_a_draft_that_decode_has_alone_is_left_out_on_request():
     def fill(world, side, place):
         pools.mha(side, place, world.positions(side.role), layers=range(2), heads=KV_HEADS)
@@ -103,6 +145,38 @@ def test_a_draft_that_decode_has_alone_is_left_out_on_request():
             pools.mha(side, place, np.arange(0), layers=range(2), heads=KV_HEADS, draft=True, name="draft")
 
     World().run(fill, tp(2), tp(1), total_kv_heads=KV_HEADS, draft=False)
+
+
+def test_index_keys_of_a_draft_that_decode_has_alone_are_left_out_with_it():
+    def fill(world, side, place):
+        pools.mla(side, place, world.positions(side.role), layers=range(2))
+        own = 1 if side.role == "decode" else 0
+        pools.mla(side, place, np.arange(0), layers=range(own), draft=True, name="draft")
+        made = [side.buffer((place.total_pages, 20)) for _ in range(2 + own)]
+        for at, (_, wanted) in enumerate(made[:2]):
+            wanted[place.pages] = pools.logical("index", at, shape=(len(place.pages), 20))
+        side.state("dsa", [here for here, _ in made], [20] * len(made))
+
+    World().run(fill, tp(1), tp(2), lambda _, __, place: [place.pages], is_mla=True, draft=False)
+
+
+def test_a_window_of_a_draft_that_decode_has_alone_is_left_out_with_it():
+    """DeepSeek V4: the draft's window is a second component of the type."""
+
+    def fill(world, side, place):
+        side.args.mla_compression_ratios = [4]
+        pools.opaque(side, place, world.pages(side.role), widths=[40, 12])
+        pools.alike(side, "swa", place.swa_pages[-2:], count=3, row_bytes=16, total=place.total_pages)
+        if side.role == "decode":
+            here, _ = side.buffer((place.total_pages, 16))
+            side.state("swa", [here], [16])
+
+    def states(world, side, place):
+        return [place.swa_pages[-2:]] * len(side.args.state_types)
+
+    World().run(fill, tp(1), tp(2), states, is_mla=True, draft=False)
+    with pytest.raises(LayoutMismatch, match="component swa_2"):
+        World().run(fill, tp(1), tp(2), states, is_mla=True)
 
 
 def test_layers_shared_out_over_context_parallel_ranks():
@@ -125,38 +199,37 @@ def test_context_parallel_ranks_that_hold_everything_share_the_work():
     assert min(sent) > sum(sent) // 3
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (2, 1)])
 @pytest.mark.parametrize("prefix", [0, 16])
-def test_decode_ranks_that_share_the_tokens(size, prefix):
+def test_ranks_that_share_the_tokens(prefill, decode, prefix):
     """Token t lies on rank t % size, densely; the draft's cache is whole on each, in pages ``size`` times as large."""
+    sizes = {"prefill": prefill, "decode": decode}
 
     def fill(world, side, place):
-        tokens = world.positions(side.role)
-        if side.role == "prefill":
-            pools.mla(side, place, tokens, layers=range(2))
-            pools.mla(side, place, tokens, layers=range(1), draft=True, name="draft")
-            return
-        rank = side.own["dcp"][0]
-        mine = tokens[tokens % size == rank]
+        size, tokens = sizes[side.role], world.positions(side.role)
+        mine = tokens[tokens % size == side.own["dcp"][0]]
         pools.mla(side, place, (mine, mine // size), layers=range(2))
         pools.mla(side, place, tokens, layers=range(1), draft=True, name="draft", page_size=4 * size)
+        # Index keys are whole on each rank, in pages of their own.
+        pages = np.arange(prefix // 4, -(-45 // 4))
+        pools.alike(side, "dsa", place.swa_pages[pages], count=2, row_bytes=20, total=place.total_pages)
+
+    def states(world, side, place):
+        return [place.swa_pages[np.arange(prefix // 4, -(-45 // 4))]]
 
     world = World(tokens=45, prefix=prefix)
-    # The pages of decode are virtual ones: a page of each rank together.
-    virtual = 4 * size
-    world.places["decode"].pages = world.places["decode"].pages[: -(-45 // virtual)]
-
-    def handed(role, grid):
-        ranks = world.ranks(role, fill, grid, is_mla=True)
-        if role == "decode":
-            for each, _ in ranks:
-                pages = world.places["decode"].pages
-                each.chunks = [(pages[prefix // virtual :], prefix, (prefix, 45))]
-        return ranks
-
-    destinations = handed("decode", [{"dcp": (rank, size), "tp": (rank, size)} for rank in range(size)])
-    assert [each.described.layout.owned for each, _ in destinations] == [Ownership(1, size, at) for at in range(size)]
-    world.hand_over(handed("prefill", tp(2)), destinations)
+    ranks = {}
+    for role, size in sizes.items():
+        grid = [{"dcp": (rank, size), "tp": (rank, size)} for rank in range(size)]
+        ranks[role] = world.ranks(role, fill, grid, states, is_mla=True)
+        # Pages are virtual ones: a page of each rank together.
+        virtual = 4 * size
+        for each, _ in ranks[role]:
+            pages = world.places[role].pages[: -(-45 // virtual)]
+            each.chunks = [(pages[prefix // virtual :], prefix, (prefix, 45))]
+    owned = [each.described.layout.owned for each, _ in ranks["decode"]]
+    assert owned == [Ownership(1, decode, at) for at in range(decode)]
+    world.hand_over(ranks["prefill"], ranks["decode"])
 
 
 @pytest.mark.parametrize("cut", [None, 20])

@@ -135,8 +135,8 @@ def test_pages_that_ranks_share_by_their_number():
 
 def test_pages_of_states_under_decode_context_parallelism():
     side, place = side_of(mla=True, own={"dcp": (0, 2)})
-    pools.alike(side, "dsa", place.pages, count=2, row_bytes=8, total=8)
-    refused(side, "component dsa", "2 ranks", "dcp size 1", is_mla=True)
+    pools.alike(side, "qsa_compressed", place.pages, count=2, row_bytes=8, total=8)
+    refused(side, "component qsa_compressed", "2 ranks", "dcp size 1", is_mla=True)
 
 
 def test_a_draft_beside_an_envelope():
@@ -201,6 +201,56 @@ def test_draft_heads_that_several_ranks_would_share_are_not_guessed():
     World().run(fill, tp(4), tp(4), total_kv_heads=2)
     with pytest.raises(LayoutMismatch, match=r"component draft.*attention_tp"):
         World().run(fill, tp(4), tp(8), total_kv_heads=2)
+    World().run(fill, tp(4), tp(8), total_kv_heads=2, draft_kv_heads=4)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "words"),
+    [
+        ("bfloat16", "float16", "dtype is bfloat16 at the source and float16"),
+        ("bfloat16", "fp8_e4m3", "component kv"),
+        ("fp8_e4m3", "fp8_e5m2", "axes are channel of fp8_e4m3 at the source and channel of fp8_e5m2"),
+    ],
+)
+def test_caches_of_other_dtypes(prefill, decode, words):
+    """Also where their elements are of the same size."""
+
+    def fill(world, side, place):
+        dtype = {"prefill": prefill, "decode": decode}[side.role]
+        pools.mha(side, place, world.positions(side.role), layers=range(1), heads=KV_HEADS)
+        side.args.kv_cache_dtype_str = dtype
+
+    with pytest.raises(LayoutMismatch, match=words):
+        World().run(fill, tp(2), tp(1), total_kv_heads=KV_HEADS)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3", "auto", "mxfp8"])
+def test_caches_of_one_dtype(dtype):
+    def fill(world, side, place):
+        pools.mha(side, place, world.positions(side.role), layers=range(1), heads=KV_HEADS)
+        pools.mha(side, place, world.positions(side.role), layers=range(1), heads=KV_HEADS, draft=True, name="draft")
+        side.args.kv_cache_dtype_str = dtype
+
+    World().run(fill, tp(2), tp(1), total_kv_heads=KV_HEADS)
+
+
+def test_what_auto_stands_for():
+    """It is the dtype of the model, which is an option of each side as well."""
+
+    def fill(world, side, place):
+        pools.mha(side, place, world.positions(side.role), layers=range(1), heads=KV_HEADS)
+        side.args.kv_cache_dtype_str = {"prefill": "auto", "decode": "bf16"}[side.role]
+
+    World().run(fill, tp(1), tp(2), total_kv_heads=KV_HEADS, model_dtype="bfloat16")
+    with pytest.raises(LayoutMismatch, match="dtype is float16 at the source and bfloat16"):
+        World().run(fill, tp(1), tp(2), total_kv_heads=KV_HEADS, model_dtype="float16")
+
+
+@pytest.mark.parametrize("mla", [False, True])
+def test_a_cache_whose_scales_are_not_listed(mla):
+    side, _ = side_of(mla=mla)
+    side.args.kv_cache_dtype_str = "nvfp4"
+    refused(side, "component kv", "block scales of a nvfp4 cache", is_mla=mla, total_kv_heads=KV_HEADS)
 
 
 def test_page_sizes_that_differ_under_a_window():
@@ -210,6 +260,28 @@ def test_page_sizes_that_differ_under_a_window():
 
     with pytest.raises(LayoutMismatch, match=r"component swa.*axis place: size is 4 at the source and 8"):
         World(decode_page=8).run(fill, tp(1), tp(1), lambda *_: [[1, 2]], total_kv_heads=KV_HEADS)
+
+
+@pytest.mark.parametrize("kind", ["dsa", "qsa_pending", "c128_state", "swa_ring", "request_row", "minimax_index_k"])
+def test_rows_of_other_sizes(kind):
+    def fill(world, side, place):
+        pools.mla(side, place, world.positions(side.role), layers=range(2))
+        width = {"prefill": 20, "decode": 24}[side.role]
+        pools.alike(side, kind, [1, 2], count=2, row_bytes=width, total=8, layers=[1, 2])
+
+    with pytest.raises(LayoutMismatch, match=rf"component {kind}.*axis byte: size is 20 at the source and 24"):
+        World().run(fill, tp(1), tp(1), lambda *_: [[1, 2]], is_mla=True)
+
+
+def test_slots_of_other_sizes():
+    """The dtype of a state is an option of each side: its slots have other sizes, and are not cut into each other."""
+
+    def fill(world, side, place):
+        pools.mha(side, place, world.positions(side.role), layers=range(1), heads=KV_HEADS)
+        pools.mamba(side, place, layers=[1], columns=3 if side.role == "prefill" else 4)
+
+    with pytest.raises(LayoutMismatch, match=r"component mamba, role state0.*axis byte: size is 6 .* and 8"):
+        World().run(fill, tp(1), tp(2), lambda _, __, place: [[place.slot]], total_kv_heads=KV_HEADS)
 
 
 PLAIN = {
@@ -256,7 +328,7 @@ def test_metadata_of_other_options_do_not_take_each_others_place(options):
             here, wanted = side.buffer((6, width))
             side.list("aux", here, width)
             wanted[place.aux] = pools.logical("aux", name, shape=(width,))
-        side.aux = lambda place: None
+        side.aux = lambda *_, **__: None
 
     listed = {"prefill": metadata(**options), "decode": metadata()}
     World().run(fill, tp(1), tp(1))
@@ -295,10 +367,13 @@ def test_facts_of_a_model():
         full_attention_layer_ids=[0, 2, 4],
         swa_attention_layer_ids=[1, 3, 5],
         get_total_num_kv_heads=lambda: 4,
+        dtype="torch.bfloat16",
     )
     facts = facts_of(config, (0, 4))
     assert (facts.total_kv_heads, facts.swa_kv_heads, facts.conv_blocks) == (4, 8, (16, 8, 8))
+    assert facts.model_dtype == "bfloat16"
     assert (facts.layers["kv"], facts.layers["swa"]) == ((0, 2), (1, 3))
     text.model_type = "qwen3_next"
+    config.hf_text_config = SimpleNamespace()
     other = facts_of(config)
-    assert (other.conv_blocks, other.layers["swa"]) == (None, (1, 3, 5))
+    assert (other.conv_blocks, other.swa_kv_heads, other.layers["swa"]) == (None, 4, (1, 3, 5))

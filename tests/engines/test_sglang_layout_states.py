@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import sglang_pools as pools
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sglang_world import World, tp
 
 from kvbaton.engines.sglang.layout import Ranks, describe
@@ -41,6 +43,35 @@ def test_states_of_linear_attention(prefill, decode, options):
     World().run(with_kv(fill), tp(prefill), tp(decode), slot, total_kv_heads=KV_HEADS)
 
 
+@given(
+    sizes=st.tuples(st.sampled_from([1, 2, 3, 4, 6]), st.sampled_from([1, 2, 3, 4, 6])),
+    units=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    columns=st.integers(1, 4),
+    heads=st.integers(1, 2),
+    outer=st.booleans(),
+    replicated=st.integers(0, 2),
+    ids=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_state_of_linear_attention(sizes, units, columns, heads, outer, replicated, ids):
+    blocks = [12 * unit for unit in units]
+
+    def fill(world, side, place):
+        pools.mamba(
+            side,
+            place,
+            layers=[1, 4],
+            blocks=blocks,
+            heads=12 * heads,
+            outer=outer,
+            columns=columns,
+            replicated=replicated,
+            ids=ids,
+        )
+
+    World(tokens=5).run(with_kv(fill, mla=True), tp(sizes[0]), tp(sizes[1]), slot, is_mla=True)
+
+
 def test_a_convolution_whose_blocks_the_model_tells():
     """Mamba 2: SGLang does not list the blocks, and one cut through all of them would be wrong."""
 
@@ -69,7 +100,7 @@ def test_states_of_the_stages_of_a_pipeline():
             side.args.prefill_start_layer = 2 * stage
         kv = {None: range(4), 0: range(2), 1: range(2, 4)}[stage]
         pools.mha(side, place, world.positions(side.role), layers=kv, heads=KV_HEADS)
-        pools.mamba(side, place, layers={None: [5, 6, 8], 0: [5], 1: [6, 8]}[stage])
+        pools.mamba(side, place, layers={None: [6, 8], 0: [], 1: [6, 8]}[stage])
 
     World().run(fill, [{"pp": (0, 2)}, {"pp": (1, 2)}], tp(2), slot, total_kv_heads=KV_HEADS)
 
@@ -92,6 +123,30 @@ def test_a_sliding_window_moves_in_whole_pages(prefill, decode, prefix):
     World(prefix=prefix).run(
         with_kv(fill), tp(prefill), tp(decode), states, swa_kv_heads=KV_HEADS, total_kv_heads=KV_HEADS
     )
+
+
+def test_sliding_windows_on_stages_of_a_pipeline():
+    """With the layers of each stage, as a config tells them: full attention in even layers, windows in odd ones."""
+    stages = {0: range(4), 1: range(4, 6), None: range(6)}
+
+    def fill(world, side, place):
+        held = stages[side.own["pp"][0] if "pp" in side.own else None]
+        if side.role == "prefill":
+            side.args.prefill_start_layer = 0
+        full, windowed = ([layer for layer in held if layer % 2 == odd] for odd in (0, 1))
+        pools.mha(side, place, world.positions(side.role), layers=full, heads=KV_HEADS)
+        pools.window(side, place, window_pages(world, side, place), layers=windowed, heads=KV_HEADS)
+
+    def grid(stage, size):
+        full, windowed = (tuple(layer for layer in stages[stage] if layer % 2 == odd) for odd in (0, 1))
+        own = {"layers": {"kv": full, "swa": windowed}}
+        own |= {} if stage is None else {"pp": (stage, 2)}
+        return [{**own, "tp": (rank, size)} for rank in range(size)]
+
+    def states(world, side, place):
+        return [place.swa_pages[window_pages(world, side, place)]]
+
+    World().run(fill, grid(0, 2) + grid(1, 2), grid(None, 1), states, total_kv_heads=KV_HEADS, swa_kv_heads=KV_HEADS)
 
 
 def test_a_sliding_window_with_other_heads_than_full_attention():
@@ -143,7 +198,8 @@ def test_states_that_every_rank_has(kind, prefill, decode):
         return [rows_of(world, side, place, kind)]
 
     world = World(prefix=8)
-    sent = world.run(with_kv(fill, layers=range(3), mla=True), tp(prefill), tp(decode), states, is_mla=True)
+    told = {"is_mla": True, "kv_cache_layout": "nhd"}
+    sent = world.run(with_kv(fill, layers=range(3), mla=True), tp(prefill), tp(decode), states, **told)
     assert len(sent) == decode
 
 

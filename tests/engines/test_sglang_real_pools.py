@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     reason="sglang and triton are not installed (pip install --no-deps sglang==0.5.23; pip install triton)",
 )
 
-CASES = "Attention Latent Window Hybrid Kimi Sparse SparseTail Scaled ScaledByHead Quick"
+CASES = "Attention Latent Window Hybrid Kimi Sparse SparseTail Scaled ScaledByHead Quick SparseLayers Compressed"
 
 
 @pytest.fixture(scope="module")

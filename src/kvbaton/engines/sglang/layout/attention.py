@@ -14,16 +14,19 @@ from kvbaton.engines.sglang.layout.tensors import (
     PLACE,
     AxisSpec,
     Heads,
-    byte_axis,
     elided,
     per_rank,
     same,
     tensor,
 )
 from kvbaton.layout import DTYPE_BYTES, PAGED, SLOT, TOKEN, Component, Kind, Ownership, Tensor
+from kvbaton.layout.limits import MAX_NAME
 
 PLAIN_DTYPES = ("bfloat16", "float16", "float32")
-"""Names of KV cache dtypes whose elements stand for themselves. All others are moved as bytes, and never cast."""
+"""KV cache dtypes whose elements stand for themselves. All others are moved as bytes, and never cast."""
+
+WITHOUT_SCALES = ("fp4_mx_block16", "nvfp4")
+"""KV cache dtypes whose block scales lie in buffers that SGLang does not list."""
 
 
 class Paged(NamedTuple):
@@ -46,10 +49,10 @@ def describe_kv(args: Arguments, ranks: Ranks, regions: Regions) -> Paged:
         )
     if ranks.dcp[1] > 1 and not mla:
         refuse("kv", f"decode context parallelism over {ranks.dcp[1]} ranks is described for MLA only")
-    if ranks.unified and args.draft and ranks.draft:
+    if ranks.unified and args.draft and ranks.has_draft:
         refuse("draft", "its pages are not those of the main cache under unified memory; describe it with draft=False")
     target, opaque = _target(args, ranks, regions, mla)
-    drafts = [_draft(args, ranks, regions, mla)] if args.draft and ranks.draft else []
+    drafts = [_draft(args, ranks, regions, mla)] if args.draft and ranks.has_draft else []
     return Paged((target, *drafts), opaque)
 
 
@@ -60,22 +63,40 @@ def _target(args: Arguments, ranks: Ranks, regions: Regions, mla: bool) -> tuple
     if args.ratios:
         places = compressed.kv_places(args, ranks)
         return _opaque(args, ranks, regions, places, args.kv_layout or "", alike=True), True
+    if not mla and args.kv_layers and len(set(args.kv_layers)) == len(args.kv):
+        # One row of a page for each layer, keys and values packed inside.
+        return _opaque(args, ranks, regions, [("page", layer) for layer in args.kv_layers], "packed"), True
+    if args.dtype in WITHOUT_SCALES:
+        refuse(
+            "kv",
+            f"SGLang does not list the block scales of a {args.dtype} cache, and without them its elements are of no "
+            "use; choose another KV cache dtype",
+        )
+    dtype = _dtype(args, ranks)
     if mla:
         layers = kv_layers(args, ranks, len(args.kv))
         places = [("latent", layer) for layer in layers]
-        return _by_token("kv", args, args.kv, places, ranks, regions, lambda local, nbytes: _dim(args, nbytes)), False
-    if args.kv_layers and len(set(args.kv_layers)) == len(args.kv):
-        # One row of a page for each layer, keys and values packed inside.
-        return _opaque(args, ranks, regions, [("page", layer) for layer in args.kv_layers], "packed"), True
+        return _by_token("kv", args.kv, places, regions, _latent, args.page_size, dtype), False
     places = key_value_places("kv", args.kv, kv_layers(args, ranks, len(args.kv) // 2))
     if order != "nhd":
         return _opaque(args, ranks, regions, places, order), True
     heads = _target_heads(args, ranks)
-    return _by_token("kv", args, args.kv, places, ranks, regions, heads.channels), False
+    return _by_token("kv", args.kv, places, regions, heads.channels, args.page_size, dtype), False
+
+
+def _dtype(args: Arguments, ranks: Ranks) -> str:
+    """The name of the dtype of the main cache, "" where it is not known."""
+    named = {"auto": ranks.model_dtype, "bf16": "bfloat16"}
+    return named.get(args.dtype, args.dtype)
+
+
+def total_heads(args: Arguments, ranks: Ranks) -> int | None:
+    """KV heads of the model, where anybody says them."""
+    return args.total_heads if ranks.total_kv_heads is None else ranks.total_kv_heads
 
 
 def _target_heads(args: Arguments, ranks: Ranks) -> Heads:
-    total = args.total_heads if ranks.total_kv_heads is None else ranks.total_kv_heads
+    total = total_heads(args, ranks)
     heads = Heads.of("kv", ranks, total)
     if args.local_heads is not None and heads.span is not None and args.local_heads != heads.span[1]:
         refuse(
@@ -98,14 +119,16 @@ def _draft(args: Arguments, ranks: Ranks, regions: Regions, mla: bool) -> Compon
         places = [("latent" if alike else "page", layer) for layer in range(len(buffers))]
 
         def axes(local: int, nbytes: int) -> list[AxisSpec]:
-            return _dim(args, nbytes) if alike else per_rank(nbytes, ranks.tp)
+            return _latent(local, nbytes) if alike else per_rank(nbytes, ranks.tp)
 
-        return _by_token("draft", args, buffers, places, ranks, regions, axes, size, owned)
+        return _by_token("draft", buffers, places, regions, axes, size, owned=owned)
     places = key_value_places("draft", buffers, range(len(buffers) // 2))
-    total = args.total_heads if ranks.total_kv_heads is None else ranks.total_kv_heads
-    # How many heads the draft has is not told. Where several ranks would share one, it is not guessed.
-    heads = Heads.of("draft", ranks, total, known=False)
-    return _by_token("draft", args, buffers, places, ranks, regions, heads.channels)
+    if ranks.draft_kv_heads is not None:
+        heads = Heads.of("draft", ranks, ranks.draft_kv_heads)
+    else:
+        # How many heads the draft has is not told. Where several ranks would share one, it is not guessed.
+        heads = Heads.of("draft", ranks, total_heads(args, ranks), known=False)
+    return _by_token("draft", buffers, places, regions, heads.channels, args.page_size)
 
 
 def key_value_places(component: str, buffers: Sequence[Buffer], layers: Sequence[int]) -> list[tuple[str, int]]:
@@ -138,41 +161,39 @@ def token_bytes(component: str, page_size: int, buffer: Buffer) -> int:
     return buffer.row_bytes // page_size
 
 
-def _dtype(args: Arguments, nbytes: int) -> str:
-    """The dtype of the elements of a token, where it is plain and fills the token's bytes."""
-    fits = args.dtype in PLAIN_DTYPES and nbytes % DTYPE_BYTES[args.dtype] == 0
-    return args.dtype if fits else BYTES
-
-
-def _dim(args: Arguments, nbytes: int) -> list[AxisSpec]:
-    return [("dim", nbytes // DTYPE_BYTES[_dtype(args, nbytes)], None)]
+def _latent(count: int, nbytes: int) -> list[AxisSpec]:
+    return [("dim", count, None)]
 
 
 def _by_token(
     name: str,
-    args: Arguments,
     buffers: Sequence[Buffer],
     places: Sequence[tuple[str, int]],
-    ranks: Ranks,
     regions: Regions,
     axes: Callable[[int, int], list[AxisSpec]],
-    page_size: int | None = None,
+    page_size: int,
+    dtype: str = "",
+    *,
     owned: Ownership | None = None,
 ) -> Component:
-    """Pages whose tokens lie one after the other. ``axes`` gives those of a token, of its elements and its bytes."""
-    size = args.page_size if page_size is None else page_size
+    """Pages whose tokens lie one after the other.
+
+    ``axes`` gives those of a token, of its elements and its bytes. ``dtype`` is SGLang's name of that of the elements,
+    "" where it is not known.
+    """
     tensors: list[Tensor] = []
     for (role, layer), buffer in zip(places, buffers, strict=True):
         if buffer.elided:
-            tensors.append(elided(role, layer, [(TOKEN, size, None)]))
+            tensors.append(elided(role, layer, [(TOKEN, page_size, None)]))
             continue
-        nbytes = token_bytes(name, size, buffer)
-        dtype = _dtype(args, nbytes)
-        inner = axes(nbytes // DTYPE_BYTES[dtype], nbytes)
-        if any(axis == byte_axis("") for axis, _, _ in inner):
-            dtype = BYTES
-        tensors.append(tensor(name, role, layer, buffer, regions, [(TOKEN, size, None), *inner], dtype))
-    return Component(name, PAGED, tuple(tensors), size, owned)
+        nbytes = token_bytes(name, page_size, buffer)
+        element = dtype if dtype in PLAIN_DTYPES and nbytes % DTYPE_BYTES[dtype] == 0 else BYTES
+        inner = axes(nbytes // DTYPE_BYTES[element], nbytes)
+        if element == BYTES and dtype:
+            # Bytes of one dtype must not be taken for those of another one.
+            inner = [(f"{axis} of {dtype}"[:MAX_NAME], size, spans) for axis, size, spans in inner]
+        tensors.append(tensor(name, role, layer, buffer, regions, [(TOKEN, page_size, None), *inner], element))
+    return Component(name, PAGED, tuple(tensors), page_size, owned)
 
 
 def _opaque(

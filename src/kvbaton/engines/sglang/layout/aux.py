@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvbaton.engines.sglang.layout.arguments import Buffer, Regions, refuse
+from kvbaton.engines.sglang.layout.ranks import Ranks
 from kvbaton.engines.sglang.layout.tensors import elided, same, tensor
 from kvbaton.layout import AUX, Component
 
@@ -24,13 +25,16 @@ SMALL_ROW = 64
 """Bytes of a row of the room and of the checksum."""
 
 
-def describe_aux(buffers: Sequence[Buffer], regions: Regions) -> Component:
+def describe_aux(buffers: Sequence[Buffer], ranks: Ranks, regions: Regions) -> Component:
     """The component ``aux``. Raises `LayoutError` for a list that has no known order.
 
     Optional buffers stand in the middle of the list. With a name for each, those of two sides that were started with
     other options do not take each other's place.
     """
     names = _names(buffers)
+    if ranks.role == "prefill" and not ranks.last_stage:
+        # Only the last stage has all of what comes out of the model.
+        return Component("aux", AUX, tuple(elided(name, 0) for name in names))
     return Component(
         "aux",
         AUX,

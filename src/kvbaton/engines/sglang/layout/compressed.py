@@ -44,18 +44,21 @@ def state_places(state: State, args: Arguments, ranks: Ranks) -> Places:
             [*_group("window", every[:windowed]), *_group("c4_state", four), *_group("c4_index_state", four)],
         )
     if state.type == "swa_ring":
-        return _first_that_fits(
-            state.name, count, ranks, _group("ring", every), [*_group("ring", every), *_group("ring_rope", every)]
-        )
+        # Layers of a draft may be among the ratios, and not here.
+        ringed = every[: count if count <= len(every) else count // 2]
+        both = [*_group("ring", ringed), *_group("ring_rope", ringed)]
+        return _first_that_fits(state.name, count, ranks, _group("ring", ringed), both)
     return _first_that_fits(state.name, count, ranks, _group("c128_state", _layers(args, ranks, 128)))
 
 
 def _stage(args: Arguments, ranks: Ranks) -> list[int]:
+    if ranks.pp[1] == 1:
+        # The end that SGLang gives here is that of the last layer, or of the one before it.
+        return list(range(len(args.ratios)))
     start = first_layer("kv", args, ranks)
-    end = len(args.ratios) if args.end_layer is None else args.end_layer
-    if ranks.pp[1] > 1 and args.end_layer is None:
+    if args.end_layer is None:
         refuse("kv", f"the last layer of {where(ranks)} is not known; use pp size 1")
-    return list(range(start, end))
+    return list(range(start, args.end_layer))
 
 
 def _layers(args: Arguments, ranks: Ranks, ratio: int) -> list[int]:

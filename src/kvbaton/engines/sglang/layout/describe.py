@@ -26,7 +26,7 @@ def describe(
     regions = Regions()
     paged = describe_kv(args, ranks, regions)
     states = [describe_state(state, args, ranks, regions) for state in args.states]
-    aux = [describe_aux(args.aux, regions)] if args.aux else []
+    aux = [describe_aux(args.aux, ranks, regions)] if args.aux else []
     components = [*paged.components, *states, *aux]
     if ranks.unified:
         components = [_overlaid(component) for component in components]

@@ -17,6 +17,7 @@ class Facts(NamedTuple):
     swa_kv_heads: int | None
     conv_blocks: tuple[int, ...] | None
     layers: dict[str, tuple[int, ...]]
+    model_dtype: str = ""
 
 
 def facts_of(model_config: Any, stage: tuple[int, int] | None = None) -> Facts:
@@ -28,11 +29,14 @@ def facts_of(model_config: Any, stage: tuple[int, int] | None = None) -> Facts:
     if full is not None and window is not None:
         layers = {"kv": _within(full, stage), "swa": _within(window, stage)}
         layers |= {"block_scale": layers["kv"], "block_scale_swa": layers["swa"]}
+    total = _count(model_config.get_total_num_kv_heads())
     return Facts(
-        total_kv_heads=_count(model_config.get_total_num_kv_heads()),
-        swa_kv_heads=_count(_swa_heads(text)),
+        total_kv_heads=total,
+        # As SGLang makes the pools: what a config does not say of window layers is as in the others.
+        swa_kv_heads=_count(_swa_heads(text)) or total,
         conv_blocks=_conv_blocks(model_config),
         layers=layers,
+        model_dtype=str(getattr(model_config, "dtype", None) or "").removeprefix("torch."),
     )
 
 

@@ -16,7 +16,7 @@ def numbered(component: str, ranks: Ranks, count: int) -> Sequence[int]:
     given = ranks.layers.get(component)
     if given is not None and len(given) == count:
         return given
-    if ranks.pp[1] > 1:
+    if ranks.pp[1] > 1 and count:
         if given is not None:
             refuse(component, f"{len(given)} layers are given, but SGLang lists {count} on {where(ranks)}")
         refuse(

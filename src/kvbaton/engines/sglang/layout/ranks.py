@@ -18,6 +18,7 @@ class Ranks:
     * ``is_mla``: every rank holds the whole latent.
     * ``total_kv_heads``: KV heads of the model; needed where `KVArgs` has no ``total_kv_head_num`` (the decode side)
       and ``tp`` has more than one rank. ``swa_kv_heads``: those of sliding-window layers, where they are others.
+      ``draft_kv_heads``: those of a draft model; needed only where several ranks share a head.
     * ``conv_blocks``: channels of each block of a convolution state that tensor parallelism cuts by itself, for models
       of which SGLang does not tell them (Mamba 2).
     * ``start_layer``: the first layer of this pipeline stage, where `KVArgs` does not say it (the decode side).
@@ -26,6 +27,7 @@ class Ranks:
     * ``unified``: the pools share one region of page envelopes (unified memory).
     * ``kv_cache_layout``: the order inside pages of keys and values; None is what `KVArgs` says of the sliding-window
       pool, and "nhd" where it says nothing.
+    * ``model_dtype``: what a KV cache dtype of "auto" stands for, such as "bfloat16".
     * ``draft``: whether the caches of a draft model are described. Leave it out where the prefill side has none.
     """
 
@@ -39,18 +41,30 @@ class Ranks:
     is_mla: bool = False
     total_kv_heads: int | None = None
     swa_kv_heads: int | None = None
+    draft_kv_heads: int | None = None
     conv_blocks: Sequence[int] | None = None
     start_layer: int | None = None
     layers: Mapping[str, Sequence[int]] = field(default_factory=dict)
     kv_shard: tuple[int, int] = (0, 1)
     unified: bool = False
     kv_cache_layout: str | None = None
+    model_dtype: str = ""
     draft: bool = True
 
     @property
     def coords(self) -> Coords:
         """Where the rank stands in kvbaton's grid."""
         return Coords(self.tp, self.pp, self.cp, self.dp)
+
+    @property
+    def last_stage(self) -> bool:
+        """Whether what comes out of the model is here."""
+        return self.pp[0] == self.pp[1] - 1
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether caches of a draft model are described. It runs on the last stage: those of others hold nothing."""
+        return self.draft and (self.role == "decode" or self.last_stage)
 
     @property
     def of_states(self) -> tuple[int, int]:

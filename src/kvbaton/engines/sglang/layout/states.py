@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from kvbaton.engines.sglang.layout import compressed
 from kvbaton.engines.sglang.layout.arguments import Arguments, Buffer, Regions, State, refuse
-from kvbaton.engines.sglang.layout.attention import key_value_places, key_value_slots
+from kvbaton.engines.sglang.layout.attention import key_value_places, key_value_slots, total_heads
 from kvbaton.engines.sglang.layout.mamba import describe_mamba
 from kvbaton.engines.sglang.layout.numbering import kv_layers, numbered
 from kvbaton.engines.sglang.layout.ranks import Ranks
@@ -26,12 +27,23 @@ def describe_state(state: State, args: Arguments, ranks: Ranks, regions: Regions
     make = TYPES.get(state.type)
     if make is None:
         refuse(state.name, f"SGLang's state type {state.type!r} is not known; known are {', '.join(TYPES)}")
-    if ranks.dcp[1] > 1 and state.type not in REQUEST_TYPES:
+    if ranks.dcp[1] > 1 and state.type not in WHOLE_TYPES:
         refuse(
             state.name,
             f"its pages under decode context parallelism over {ranks.dcp[1]} ranks are not described; use dcp size 1",
         )
+    if state.name != state.type or state.type in DRAFT_TYPES:
+        # The second one of a type is the draft's.
+        state = _without_draft(state, 0, ranks)
     return make(state, args, ranks, regions)
+
+
+def _without_draft(state: State, target: int, ranks: Ranks) -> State:
+    """The state with the buffers after ``target`` of them, those of a draft, left out if the draft is."""
+    if ranks.has_draft:
+        return state
+    buffers = (buffer if at < target else buffer._replace(nbytes=0) for at, buffer in enumerate(state.buffers))
+    return dataclasses.replace(state, buffers=tuple(buffers))
 
 
 def _rows_alike(
@@ -48,15 +60,14 @@ def _heads(state: State, args: Arguments, ranks: Ranks, given: int | None, *, sa
     """Heads of keys and values in a pool beside the main one, which may have others."""
     if given is not None:
         return Heads.of(state.name, ranks, given)
-    total = args.total_heads if ranks.total_kv_heads is None else ranks.total_kv_heads
-    return Heads.of(state.name, ranks, total, known=same_pool)
+    return Heads.of(state.name, ranks, total_heads(args, ranks), known=same_pool)
 
 
 def _window(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
     if args.ratios:
         return _rows_alike(state, compressed.state_places(state, args, ranks), regions)
-    layout = ranks.kv_cache_layout if args.swa_layout is None else args.swa_layout
-    if ranks.unified or (layout is None and not ranks.is_mla) or layout not in (None, "nhd"):
+    layout, mla = args.swa_layout, ranks.is_mla or args.hybrid_mla
+    if ranks.unified or layout not in (None, "nhd") or (layout is None and not mla):
         # Pages in an order that cannot be cut: whole pages, between as many ranks in the same order.
         layers = numbered(state.name, ranks, len(state.buffers))
         order = layout or ("unified memory" if ranks.unified else "an order that is not told")
@@ -75,7 +86,8 @@ def _of_compressed(state: State, args: Arguments, ranks: Ranks, regions: Regions
 
 
 def _index_keys(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
-    return _rows_alike(state, _index_places(state.buffers, args, ranks, ("index_key",)), regions)
+    places = _index_places(state.buffers, args, ranks, ("index_key",))
+    return _rows_alike(_without_draft(state, len(args.kv), ranks), places, regions)
 
 
 def _index_places(
@@ -97,6 +109,7 @@ def _index_places(
 def _tail(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
     """One entry of a ring a row: the rings of both sides may have different sizes."""
     places = _index_places(state.buffers, args, ranks, ("tail_key", "tail_score"))
+    state = _without_draft(state, 2 * len(args.kv), ranks)
     tensors: list[Tensor] = []
     for (role, layer), buffer in zip(places, state.buffers, strict=True):
         if buffer.elided:
@@ -116,6 +129,10 @@ def _tail(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Comp
 def _by_layer_id(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
     """Tensors with layer ids; those beyond every layer are of the whole model."""
     layers = state.layers or tuple(numbered(state.name, ranks, len(state.buffers)))
+    if args.end_layer is not None and ranks.pp[1] > 1:
+        # Layers beyond the stage's are those of a draft; they are listed last.
+        own = [layer for layer in layers if layer < args.end_layer or layer > MAX_LAYER]
+        state = _without_draft(state, len(own), ranks)
     places = [("state", layer) if layer <= MAX_LAYER else ("rope_positions", 0) for layer in layers]
     return _rows_alike(state, places, regions)
 
@@ -123,6 +140,10 @@ def _by_layer_id(state: State, args: Arguments, ranks: Ranks, regions: Regions) 
 def _in_order(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
     layers = numbered(state.name, ranks, len(state.buffers))
     return _rows_alike(state, [("state", layer) for layer in layers], regions)
+
+
+def _of_draft(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
+    return _rows_alike(state, [("state", layer) for layer in range(len(state.buffers))], regions)
 
 
 def _dense_kv(state: State, args: Arguments, ranks: Ranks, regions: Regions) -> Component:
@@ -153,11 +174,14 @@ TYPES: dict[str, Callable[[State, Arguments, Ranks, Regions], Component]] = {
     "qsa_compressed": _by_layer_id,
     "minimax_index_k": _in_order,
     "minimax_dense_kv": _dense_kv,
-    "request_row": _in_order,
+    "request_row": _of_draft,
     "block_scale": _scales,
     "block_scale_swa": _scales,
 }
 """How each of SGLang's state types is described."""
 
-REQUEST_TYPES = ("mamba", "qsa_pending", "request_row", "c128_state", "dsa_tail")
-"""Those whose rows belong to a request, whatever its pages are."""
+DRAFT_TYPES = ("request_row",)
+"""Those of a draft model alone."""
+
+WHOLE_TYPES = ("mamba", "qsa_pending", "request_row", "c128_state", "dsa_tail", "dsa")
+"""Those that every rank of decode context parallelism has whole."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvbaton.engines.sglang.layout.arguments import Buffer, Regions, refuse
 from kvbaton.engines.sglang.layout.ranks import Ranks
 from kvbaton.layout import Span, Tensor, dense_axes, replicated_spans, whole
+from kvbaton.layout.limits import MAX_NAME
 
 AxisSpec = tuple[str, int, "tuple[Span, ...] | None"]
 """Name, size in the whole model, and spans held here; None is all of it."""
@@ -56,7 +57,7 @@ def per_rank(nbytes: int, tp: tuple[int, int], order: str = "") -> list[AxisSpec
 
 def byte_axis(order: str) -> str:
     """The name of the axis over the bytes of a row."""
-    return f"byte of {order}"[:128] if order else "byte"
+    return f"byte of {order}"[:MAX_NAME] if order else "byte"
 
 
 @dataclass(frozen=True)
