@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from sglang_here import HERE, needs_sglang, outcomes
+from sglang_here import SCRIPTS, needs_sglang, outcomes
 
 pytestmark = needs_sglang
-SCRIPT = HERE / "sglang_managers.py"
+SCRIPT = SCRIPTS / "sglang_managers.py"
 NAMES = re.findall(r"^    def ([a-z]\w+)\(self, world\)", SCRIPT.read_text(), re.MULTILINE)
 
 

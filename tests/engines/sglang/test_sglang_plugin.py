@@ -5,7 +5,7 @@ import pickle
 from importlib.metadata import entry_points
 
 import pytest
-from sglang_here import HERE, needs_sglang, run
+from sglang_here import SCRIPTS, needs_sglang, run
 
 from kvbaton.engines import sglang
 from kvbaton.engines.sglang.plugin import add_member, class_of_backend
@@ -48,4 +48,4 @@ def test_sglang_finds_the_plugin():
 
 @needs_sglang
 def test_sglang_knows_the_backend_once_it_is_registered():
-    assert "all of it is right" in run(HERE / "sglang_plugin.py")
+    assert "all of it is right" in run(SCRIPTS / "sglang_plugin.py")

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+SCRIPTS = HERE / "sglang"
+ROOT = HERE.parents[1]
 HARNESS = ROOT.parent / "shared" / "peers" / "sglang_harness"
 MANAGERS = ("sglang", "triton", "torch", "requests", "psutil", "pybase64", "orjson", "PIL", "aiohttp")
 """What SGLang's managers import ..."""
@@ -62,7 +63,7 @@ needs_harness = pytest.mark.skipif(
 
 def environment(**given):
     """For a process that imports SGLang, and helpers of these tests."""
-    path = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT / "src")))
+    path = os.pathsep.join(map(str, (HERE, SCRIPTS, ROOT / "src")))
     return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **given}
 
 
