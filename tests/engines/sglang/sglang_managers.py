@@ -17,6 +17,8 @@ import traceback
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
+import torch
 
 os.environ |= {
     "SGLANG_HOST_IP": "127.0.0.1",
@@ -43,6 +45,7 @@ from kvbaton.engines.sglang import (  # noqa: E402
     KvbatonKVReceiver,
     KvbatonKVSender,
 )
+from kvbaton.errors import ConfigurationError  # noqa: E402
 
 HEADS, TOKENS, SECONDS = 4, 45, 20.0
 
@@ -391,6 +394,32 @@ class Scenarios:
         check(decode)
         for each in (sender, receiver):
             each.clear()
+
+    def page_indices_that_come_later(self, world):
+        prefill, decode = Rank(world, "prefill"), Rank(world, "decode")
+        assert not KvbatonKVSender(prefill.manager, world.address, 9, True).supports_host_tensor_indices
+        sender, receiver = prefill.sender(3), decode.receiver(3)
+        decode.offer(receiver)
+        ready(sender)
+        assert sender.pop_decode_prefix_len() == 0
+        right = prefill.pages(0, TOKENS)
+        indices = torch.zeros(len(right), dtype=torch.int32)
+        sender.init(len(right), prefill.place.aux)
+        happened = threading.Event()
+        event = SimpleNamespace(query=happened.is_set, synchronize=lambda: happened.wait(SECONDS))
+        sender.send(indices, prefill.states, num_kv_tokens=TOKENS, indices_event=event)
+        indices.copy_(torch.from_numpy(right))
+        happened.set()
+        assert ended(sender, receiver) == [KVPoll.Success] * 2
+        check(decode)
+
+    def allocation_that_is_not_served(self, world):
+        Rank(world, "prefill")
+        disagg = conn.get_disagg().__dict__ | {"disaggregation_decode_allocation_policy": "prefill_complete"}
+        original, manager_module.get_disagg = manager_module.get_disagg, lambda: Bag(**disagg)
+        with pytest.raises(ConfigurationError, match="prefill_complete"):
+            KvbatonKVManager(Bag(), DisaggregationMode.DECODE, Bag(), False)
+        manager_module.get_disagg = original
 
     def abort_by_decode(self, world):
         prefill, decode = Rank(world, "prefill"), Rank(world, "decode")

@@ -108,7 +108,7 @@ class Server:
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment(**given))
 
-    def wait(self, seconds=280):
+    def wait(self, seconds=600):
         """Return once it is healthy."""
         end = time.monotonic() + seconds
         while True:

@@ -11,7 +11,7 @@ import requests
 from sglang.srt.disaggregation.common.conn import CommonKVManager, PrefillServerInfo
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.environ import envs
-from sglang.srt.runtime_context import get_device, get_parallel
+from sglang.srt.runtime_context import get_device, get_disagg, get_parallel
 from sglang.srt.utils.network import NetworkAddress
 
 from kvbaton.engines.sglang import environment
@@ -55,13 +55,16 @@ class KvbatonKVManager(CommonKVManager):
         self.after_events = AfterEvents(f"kvbaton-{self.role}-events")
         self.baton: Manager | None = None
         self.described: Described | None = None
+        self.memory = _memory_kind()
+        """Where the pools are."""
         self._held: dict[int, Room] = {}
         """Rooms that failed, whose pages the scheduler holds until nothing is written into them any more."""
-        super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
-        if self.defer_decode_allocation:
+        policy = get_disagg().disaggregation_decode_allocation_policy
+        if policy != "early":
             raise ConfigurationError(
-                "kvbaton does not serve --disaggregation-decode-allocation-policy prefill_complete; leave it at 'early'"
+                f"kvbaton does not serve --disaggregation-decode-allocation-policy {policy}; leave it at 'early'"
             )
+        super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         # All context-parallel ranks of prefill hold the same pages: kvbaton's plan says who of them sends what.
         self.enable_all_cp_ranks_for_transfer = False
         self.is_dummy_cp_rank = False
@@ -159,7 +162,7 @@ class KvbatonKVManager(CommonKVManager):
 
     def _start(self) -> None:
         args = self.kv_args
-        self.described = describe(args, self._ranks(), device=_memory_kind())
+        self.described = describe(args, self._ranks(), device=self.memory)
         wanted = environment.transports(os.environ)
         url = self._own_registry() if self.role == "prefill" else None
         if url is not None:

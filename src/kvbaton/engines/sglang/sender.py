@@ -6,11 +6,9 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferMetric
 from sglang.srt.disaggregation.common.conn import CommonKVSender, KVTransferError
 
@@ -54,6 +52,11 @@ class KvbatonKVSender(CommonKVSender):
         super().__init__(mgr, bootstrap_addr, bootstrap_room, req_has_disagg_prefill_dp_rank)
         self._open()
 
+    @property
+    def supports_host_tensor_indices(self) -> bool:
+        """Whether page indices may come as a tensor that is still on its way from the GPU, with an event."""
+        return self.kv_mgr.memory != "host"
+
     # Called by the scheduler.
 
     def poll(self) -> int:
@@ -78,15 +81,18 @@ class KvbatonKVSender(CommonKVSender):
 
     def send(
         self,
-        kv_indices: Sequence[int] | npt.NDArray[np.int32],
+        kv_indices: Any,
         state_indices: list[Any] | None = None,
         num_kv_tokens: int | None = None,
         indices_event: Any | None = None,
     ) -> None:
-        """The next pages are complete, or will be when the events that came with them have happened."""
+        """The next pages are complete, or will be when the events that came with them have happened.
+
+        ``kv_indices`` are page indices: a sequence or an array, or with ``indices_event`` a tensor to be read after it.
+        """
         if self.conclude_state in (KVPoll.Success, KVPoll.Failed) or self._room is None:
             return
-        pages = np.array(kv_indices, np.int64)
+        pages = np.array(kv_indices, np.int64) if indices_event is None else kv_indices
         chunk = self._chunks.take(len(pages), num_kv_tokens)
         self.curr_idx += len(pages)
         if self._transfer_start_time is None:
@@ -158,11 +164,11 @@ class KvbatonKVSender(CommonKVSender):
         except KVBatonError as error:
             self._fail(str(error))
 
-    def _submit(self, room: Sender, pages: npt.NDArray[np.int64], chunk: Chunk, states: list[Any] | None) -> None:
+    def _submit(self, room: Sender, pages: Any, chunk: Chunk, states: list[Any] | None) -> None:
         described = self.kv_mgr.described
         assert described is not None
         try:
-            rows = described.kv_rows(pages, chunk.first)
+            rows = described.kv_rows(np.asarray(pages), chunk.first)
             if not chunk.final:
                 room.send(rows, tokens=(chunk.first, chunk.last))
                 return
