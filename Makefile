@@ -10,7 +10,7 @@ RUN := $(VENV)/bin/python
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup setup-fabrics setup-gpu bench-gpu bench-gpu2 demo test test-all test-rdma test-mori check check-faults soak lint format typecheck bench golden clean
+.PHONY: help setup setup-fabrics setup-gpu setup-sglang bench-gpu bench-gpu2 demo test test-all test-rdma test-mori check check-faults soak lint format typecheck bench golden clean
 
 help:
 	@echo "make demo      real models through prefill, decode and router processes, compared with a single process"
@@ -32,6 +32,7 @@ help:
 	@echo "make setup-fabrics   NIXL and Mooncake in .venv too: their transports, and the tests of them"
 	@echo "make setup-gpu Triton in .venv too: copies on a GPU, and their tests in its interpreter, which need no GPU"
 	@echo "make bench-gpu copies on a GPU beside NIXL's and CUDA's; make bench-gpu2 between two of one host (QUICK=1)"
+	@echo "make setup-sglang    SGLang on the CPU in build/sglang: the tests of the back-end for it"
 	@echo "make clean     removes everything that was made here"
 
 setup:
@@ -42,6 +43,9 @@ setup-fabrics: setup
 
 setup-gpu: setup
 	@bash scripts/gpu.sh
+
+setup-sglang: setup
+	@bash scripts/sglang.sh
 
 demo: setup
 	@$(RUN) -m kvbaton demo $(if $(ALL),--all) $(if $(TRANSPORT),--transport $(TRANSPORT)) \

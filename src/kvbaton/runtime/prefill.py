@@ -33,7 +33,7 @@ from kvbaton.runtime.digests import as_sent, aux_portion, digests_of
 from kvbaton.runtime.interfaces import Announcements
 from kvbaton.runtime.later import Event, Later
 from kvbaton.runtime.reach import PeerRank
-from kvbaton.runtime.rooms import Room, Sender
+from kvbaton.runtime.rooms import Offered, Room, Sender
 from kvbaton.runtime.rows import EngineRows, RowsLike, checked_tokens
 from kvbaton.runtime.side import Side
 from kvbaton.runtime.writes import Write, Writes
@@ -276,6 +276,14 @@ class PrefillSide(Side[SenderRoom]):
         if entry is not None:
             for name, nbytes in moved.items():
                 entry.room.count(name, nbytes)
+
+    def _show(self, entry: SenderRoom, status: Status, reason: str, error: type[TransferFailed]) -> None:
+        if status is Status.TRANSFERRING and entry.room.offered is None:
+            # Before the status: who sees that one may ask for this.
+            account = self.core.account(entry.room.room)
+            offer = account.parts[0].offer if account is not None and account.parts else None
+            entry.room.offered = None if offer is None else Offered(offer.tokens, offer.prefix)
+        super()._show(entry, status, reason, error)
 
     # Actions of the core.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvbaton.errors import TransferFailed
 from kvbaton.protocol import Status
@@ -93,12 +93,23 @@ class Room:
         self.bytes_by_component = {**before, component: before.get(component, 0) + nbytes}
 
 
+class Offered(NamedTuple):
+    """What a decode rank says of a request when it offers its rows."""
+
+    tokens: int
+    """Its length."""
+    prefix: int
+    """How many of its first tokens the decode side has already."""
+
+
 class Sender(Room):
     """The prefill side of one room. Made by `Manager.sender`."""
 
     def __init__(self, room: int, side: PrefillSide) -> None:
         super().__init__(room)
         self._side = side
+        self.offered: Offered | None = None
+        """What the first decode rank that offered said of the request; None before `poll` says TRANSFERRING."""
 
     def send(self, rows: Mapping[str, RowsLike], tokens: tuple[int, int], after: Event | None = None) -> None:
         """Hand over the rows of the chunk ``tokens`` = (first, last): they are complete and will not be written again.
