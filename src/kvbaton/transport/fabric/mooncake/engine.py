@@ -77,8 +77,11 @@ def devices_option(options: Mapping[str, str], near: Callable[[], Choice]) -> st
 
 def _version() -> str:
     """The version of what was installed; empty if that is not known."""
-    names = importlib.metadata.packages_distributions().get("mooncake", [])
-    return importlib.metadata.version(names[0]) if names else ""
+    # Its wheels have several names: mooncake-transfer-engine, -non-cuda, ...
+    for distribution in importlib.metadata.distributions():
+        if (distribution.metadata["Name"] or "").startswith("mooncake"):
+            return distribution.version
+    return ""
 
 
 def _numbers(version: str) -> list[int]:
