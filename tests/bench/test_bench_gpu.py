@@ -12,7 +12,7 @@ from kvbaton.bench.transfer import size_words  # noqa: E402
 from kvbaton.copy import copy_boxes  # noqa: E402
 from kvbaton.errors import ConfigurationError  # noqa: E402
 
-NBYTES = 4 << 20
+NBYTES = 2 << 20
 CASES = {
     "pieces": lambda: in_pieces(640, NBYTES)[0],
     "contiguous": lambda: in_pieces(2048, NBYTES, shuffled=False)[0],
