@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvbaton import copy
+from kvbaton.check.examples import run_batch
 from kvbaton.errors import ConfigurationError, RowsError
 from kvbaton.plan.boxes import CONVERT, QUANTISE, SCALE, Boxes, Cast, Transfer
 
@@ -225,6 +226,12 @@ def test_a_limit_of_multiprocessors_moves_the_same():
     order = np.random.default_rng(5).permutation(256)
     limited.copy_boxes(rows_of(256, order, order), here.bases, there.bases)
     np.testing.assert_array_equal(there.back()[0], source)
+
+
+def test_the_oracle_of_layouts_agrees():
+    outcome = run_batch(11, 3 if INTERPRETED else 50, "cuda")
+    assert outcome.failure is None, outcome.failure.text()
+    assert outcome.pairs > 0
 
 
 @pytest.mark.skipif(INTERPRETED, reason="an interpreter has no streams")

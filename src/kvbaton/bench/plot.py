@@ -22,9 +22,14 @@ COLOURS = {
     "NIXL over tcp": "#e59866",
     "NIXL over tcp, 4 MiB socket buffers": "#d4a017",
     "Mooncake over tcp": "#8e44ad",
+    "ours": "#0b6e4f",
+    "NIXL": "#c1440e",
+    "cudaMemcpyBatchAsync": "#3a86c8",
+    "torch indexing": "#8e44ad",
 }
 FLOOR_COLOUR = "#888888"
-_NAME = re.compile(r"(?P<who>.+): (?P<size>\d+) (?P<unit>B|KiB) pieces, \d+ MiB")
+_NAME = re.compile(r"(?P<who>.+): (?P<size>\d+) (?P<unit>B|KiB|MiB) pieces(, shuffled)?, \d+ MiB")
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 
 
 class Line(NamedTuple):
@@ -35,7 +40,7 @@ class Line(NamedTuple):
 
 
 def draw_file(figures: Path, picture: Path) -> None:
-    """Draw what ``kvbaton bench transfer`` wrote. Raises `ConfigurationError` if nothing in it can be drawn."""
+    """Draw what `bench transfer` or `bench gpu` wrote. Raises `ConfigurationError` if nothing in it can be drawn."""
     try:
         results = json.loads(figures.read_text())["results"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -44,7 +49,8 @@ def draw_file(figures: Path, picture: Path) -> None:
     if not lines:
         raise ConfigurationError(f"{figures} holds no throughput of a contender; run `kvbaton bench transfer`")
     picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_text(draw(lines))
+    unit = next((str(each["unit"]) for each in results if each.get("unit")), "GiB/s")
+    picture.write_text(draw(lines, unit))
     print(f"written to {picture}")
 
 
@@ -57,13 +63,13 @@ def lines_of(results: Sequence[dict[str, object]]) -> list[Line]:
             continue
         who = match["who"]
         name = f"kvbaton over {who}" if who in ("shm", "tcp") else who
-        size = int(match["size"]) * (1024 if match["unit"] == "KiB" else 1)
+        size = int(match["size"]) * _UNITS[match["unit"]]
         points.setdefault(name, []).append((size, float(str(result["value"]))))
     return [Line(name, tuple(sorted(each))) for name, each in points.items()]
 
 
-def draw(lines: Sequence[Line]) -> str:
-    """The picture."""
+def draw(lines: Sequence[Line], unit: str = "GiB/s") -> str:
+    """The picture; ``unit`` is that of all rates."""
     sizes = sorted({size for line in lines for size, _ in line.points})
     rates = [rate for line in lines for _, rate in line.points]
     low, high = math.floor(math.log10(min(rates))), math.ceil(math.log10(max(rates)))
@@ -79,7 +85,7 @@ def draw(lines: Sequence[Line]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
         "<title>Throughput by size of pieces</title>",
-        f"<desc>{escape(_in_words(lines))}</desc>",
+        f"<desc>{escape(_in_words(lines, unit))}</desc>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
     ]
     for power in range(low, high + 1):
@@ -90,7 +96,7 @@ def draw(lines: Sequence[Line]) -> str:
         at = across(size)
         parts.append(f'<path d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#eeeeee"/>')
         parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{size_words(size)}</text>')
-    parts.append(f'<text x="{LEFT}" y="18">GiB/s</text>')
+    parts.append(f'<text x="{LEFT}" y="18">{unit}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 12}" text-anchor="middle">size of a piece</text>')
     labels: list[float] = []
@@ -109,10 +115,10 @@ def draw(lines: Sequence[Line]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _in_words(lines: Sequence[Line]) -> str:
+def _in_words(lines: Sequence[Line], unit: str) -> str:
     """What the picture shows, for those who cannot see it."""
     told = (
-        f"{line.name}: " + ", ".join(f"{rate:.3g} GiB/s at {size_words(size)}" for size, rate in line.points)
+        f"{line.name}: " + ", ".join(f"{rate:.3g} {unit} at {size_words(size)}" for size, rate in line.points)
         for line in lines
     )
     return "Two processes of one machine, both axes logarithmic. " + "; ".join(told) + "."

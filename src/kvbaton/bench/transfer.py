@@ -69,8 +69,9 @@ PROCESSOR_TARGET = 0.2
 
 def size_words(nbytes: int) -> str:
     """A size as people say it: "2 KiB"."""
-    if nbytes >= 1024 and not nbytes % 1024:
-        return f"{nbytes // 1024} KiB"
+    for unit, words in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit and not nbytes % unit:
+            return f"{nbytes // unit} {words}"
     return f"{nbytes} B"
 
 

@@ -25,13 +25,16 @@ def check_device(device: str) -> None:
 def move(transfer: Transfer, source: Memory, destination: Memory) -> None:
     """Copy what ``transfer`` says on the GPU, from rows to rows or through a packed buffer, in one part or in two.
 
-    Which of these it is depends on its bytes. All addresses must have been checked.
+    Which of these it is depends on its bytes. All addresses must have been checked. Under ``TRITON_INTERPRET=1``
+    Triton's interpreter moves them, without a GPU.
     """
     import torch
 
-    copier = _copier()
-    here, there = (torch.from_numpy(memory.bytes).to("cuda") for memory in (source, destination))
-    bases = [place.data_ptr() + memory.bases[:-1] for place, memory in ((here, source), (there, destination))]
+    from kvbaton.copy.gpu.device import INTERPRETED
+
+    copier, place = _copier(), "cpu" if INTERPRETED else "cuda"
+    here, there = (torch.from_numpy(memory.bytes.copy()).to(place) for memory in (source, destination))
+    bases = [each.data_ptr() + memory.bases[:-1] for each, memory in ((here, source), (there, destination))]
     boxes, nbytes = transfer.boxes, transfer.nbytes
     way = nbytes % 4
     middle = nbytes // 3 if way % 2 else nbytes
@@ -41,7 +44,7 @@ def move(transfer: Transfer, source: Memory, destination: Memory) -> None:
         if way < 2:
             copier.copy_boxes(transfer, bases[0], bases[1], begin=begin, end=end)
             continue
-        packed = torch.empty(end - begin, dtype=torch.uint8, device="cuda")
+        packed = torch.empty(end - begin, dtype=torch.uint8, device=place)
         at, size = packed.data_ptr(), end - begin
         copier.gather(
             boxes.shape, boxes.source, transfer.source_units, bases[0], at, size, begin=begin, cast=boxes.cast

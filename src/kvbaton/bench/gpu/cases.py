@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvbaton.bench.contenders.work import LAYERS, Work
+from kvbaton.bench.transfer import size_words
 from kvbaton.layout import (
     PAGED,
     TOKEN,
@@ -97,14 +98,6 @@ def conv_blocks(nbytes: int) -> Case:
     for source, share in zip(sources, assign(sources, destination), strict=True):
         made.append(tuple(compile_pair(source, destination, share).bind_slots("conv", *rows)))
     return _case("conv sub-blocks, TP 2 to 1", made, sources, destination)
-
-
-def size_words(nbytes: int) -> str:
-    """A size as people say it: "2 KiB"."""
-    for unit, words in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit and not nbytes % unit:
-            return f"{nbytes // unit} {words}"
-    return f"{nbytes} B"
 
 
 def _paged(

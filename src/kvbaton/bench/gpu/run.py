@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from kvbaton.bench.contenders.work import TENSORS, Work
-from kvbaton.bench.gpu.cases import Case, conv_blocks, head_slices, in_pieces, request, size_words
+from kvbaton.bench.gpu.cases import Case, conv_blocks, head_slices, in_pieces, request
 from kvbaton.bench.gpu.checks import digests
 from kvbaton.bench.gpu.contenders import MOST_BATCHED, PREFER_COPY_ENGINE, Pools, batch, indexing, of_case
 from kvbaton.bench.gpu.measure import latency, once, seconds_each, slow_down
 from kvbaton.bench.gpu.nixl import Nixl
 from kvbaton.bench.gpu.peer import Peer
 from kvbaton.bench.report import Figure, absent, at_least, at_most
+from kvbaton.bench.transfer import size_words
 from kvbaton.copy.gpu import Copier
 from kvbaton.errors import KVBatonError, TransferFailed
 
