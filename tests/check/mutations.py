@@ -11,12 +11,14 @@ from kvbaton.protocol.decode_core import DecodeCore
 from kvbaton.protocol.decode_room import DecodeRoom
 from kvbaton.protocol.parking import Parking
 from kvbaton.protocol.prefill_core import PrefillCore
+from kvbaton.runtime import decode as decode_side
 from kvbaton.runtime.announcer import Announcer
 from kvbaton.runtime.decode import DecodeSide
 from kvbaton.runtime.destinations import Destinations
 from kvbaton.runtime.fencing import LostPeers
 from kvbaton.runtime.membership import Membership
 from kvbaton.runtime.returning import Returning
+from kvbaton.runtime.side import Side
 from kvbaton.runtime.sources import Sources
 from kvbaton.runtime.table import RoomTable
 from kvbaton.runtime.writes import Writes
@@ -135,6 +137,24 @@ def connections_of_retired_sources_stay(original):
 @mutation(DecodeSide, "_deliver")
 def aux_data_are_thrown_away(original):
     return lambda self, action: None
+
+
+@mutation(decode_side, "compare")
+def digests_are_ignored(original):
+    return lambda found, done: None
+
+
+# Both sides.
+
+
+@mutation(RoomTable, "quiet")
+def a_manager_closes_under_writes(original):
+    return lambda self: True
+
+
+@mutation(Side, "fail_all")
+def rooms_go_on_when_their_manager_closes(original):
+    return lambda self, reason: None
 
 
 # Prefill side.

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from random import Random
 
 import msgspec
 import pytest
@@ -88,6 +89,18 @@ class TestShrinking:
         assert len(runs) <= 7
 
 
+def test_a_byte_that_changes_on_its_way_is_found_by_digests_and_by_nothing_else():
+    scenario = next(
+        scenario for scenario in map(draw, range(100)) if {each.kind for each in scenario.faults} == {"flip"}
+    )
+    assert scenario.digest
+    seen = simulate(scenario)
+    assert not seen.violations
+    assert seen.outcomes["decode: digests differ"]
+    (violation, *_) = simulate(msgspec.structs.replace(scenario, digest=False)).violations
+    assert "succeeded without its bytes" in violation.what
+
+
 class TestMemory:
     LAYOUT = decode_layout(Shape(("kv", "swa", "conv", "aux")), 0)
 
@@ -131,6 +144,19 @@ class TestMemory:
         memory.check_complete(lease)
         assert "1 bytes of rows of request 1" in told[0]
 
+    def test_a_bit_that_flips_is_seen_at_the_end_and_not_before(self):
+        memory, told = self.rank()
+        lease = memory.lend(1, {"kv": 1})
+        memory.expect(lease, {"kv": (0, 4, 0)})
+        before = memory.array.copy()
+        assert not memory.flip(before, Random(1))
+        memory.array[lease.needed] = lease.content
+        assert memory.flip(before, Random(1))
+        memory.look("now")
+        assert not told
+        memory.check_complete(lease)
+        assert "1 bytes of rows of request 1" in told[0]
+
     def test_rows_are_lent_together_or_not_at_all(self):
         memory, _ = self.rank()
         before = memory.free
@@ -164,6 +190,8 @@ def test_content_is_neither_canary_nor_poison():
         ("write to decode rank 0 failed: a piece was lost", {"abort_decode"}, False, False),
         ("part 0 was lost: its control connection closed", {"kill"}, False, True),
         ("part 0 was lost: its control connection closed", {"lost_chunk"}, True, False),
+        ("decode rank 0: the decode rank shut down", {"close_manager"}, False, True),
+        ("decode rank 0: the decode rank shut down", {"kill"}, True, False),
         ("no data-parallel replica opened it", {"registry_restart", "duplicate"}, False, False),
         ("no data-parallel replica opened it", {"registry_restart", "duplicate"}, True, True),
         ("something that nobody knows", set(KINDS), True, False),

@@ -266,10 +266,8 @@ class Manager:
         if self._closed.is_set():
             return
         self._closed.set()
-        self.side.rooms.shut()
         self._beat_now.set()
-        self._control.post(lambda: self.side.fail_all(f"the {self.role} rank shut down"))
-        self._control.post(self.side.stop_looking)
+        self.side.shut_down()
         # Writes that are under way end, and peers confirm that theirs have: only then are rows free, here and there.
         give_up = time.monotonic() + self._context.settings.close_seconds
         while not self.side.rooms.quiet() and time.monotonic() < give_up:

@@ -69,6 +69,15 @@ class Side(ABC, Generic[Entry]):
         if entry is not None and entry.room is room:
             self._post(entry, lambda: self._fail(entry, reason, TransferAborted))
 
+    def shut_down(self) -> None:
+        """The manager closes: let no room begin any more, fail those that there are, and tell the peers why.
+
+        `RoomTable.quiet` of ``rooms`` says when every row is back.
+        """
+        self.rooms.shut()
+        self.context.control.post(lambda: self.fail_all(f"the {self._name} rank shut down"))
+        self.context.control.post(self.stop_looking)
+
     def close_room(self, room: Room) -> None:
         """See `Sender.close` and `Receiver.close`."""
         with self.rooms.lock:

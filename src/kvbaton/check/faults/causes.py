@@ -8,6 +8,7 @@ from kvbaton.check.faults.scenario import HARMLESS, KINDS
 MESSAGES = frozenset(
     {
         "kill",
+        "close_manager",
         "stop",
         "clock_jump",
         "version_skew",
@@ -31,6 +32,7 @@ PROMPT = frozenset(
         "hostile_rows",
         "write_error",
         "piece_lost",
+        "flip",
         "admit_refused",
         "abort_prefill",
         "abort_decode",
@@ -52,6 +54,8 @@ _CAUSES = {
     "write failed": _LOSES | {"write_error", "piece_lost"},
     "aborted: by the engine": frozenset({"abort_prefill", "abort_decode", "abort_twice"}),
     "aborted: closed early": frozenset({"close_early"}),
+    "aborted: the manager closed": frozenset({"close_manager"}),
+    "digests differ": frozenset({"flip"}),
     "deadline: no progress": _LOSES | {"never_finish", "no_sender"},
     "deadline: handshake": MESSAGES - {"version_skew", "control_closed"} | {"registry_down"},
     # Also where the room failed, and was closed at its replica, before a decode rank looked for it.

@@ -60,10 +60,10 @@ class Job(abc.ABC):
 
     def begin(self) -> None:
         """Take rows, then open the room; again and again until there are some."""
-        if self._never_begins():
-            self.over = True
-            self.process.jobs.pop(self.request.index, None)
-            self.world.job_closed()
+        if self.process.closing or self._never_begins():
+            if self.lease is not None:
+                self._give_back()
+            self._leave()
             return
         if self.lease is None:
             self.lease = self.process.memory.lend(self.request.index, self._wanted())
@@ -116,9 +116,12 @@ class Job(abc.ABC):
                 self._violate(f"has its rows back while it is {status.value}")
             self._give_back()
         if room.closed and room.rows_released:
-            self.over = True
-            self.process.jobs.pop(self.request.index, None)
-            self.world.job_closed()
+            self._leave()
+
+    def _leave(self) -> None:
+        self.over = True
+        self.process.jobs.pop(self.request.index, None)
+        self.world.job_closed()
 
     def _end(self, room: Room) -> None:
         self._reason = room.reason

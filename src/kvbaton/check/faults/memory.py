@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 import numpy as np
 import numpy.typing as npt
@@ -156,6 +157,17 @@ class Memory:
                 self.mixed_up += 1
                 return True
         return False
+
+    def flip(self, before: Bytes, chance: Random) -> bool:
+        """Change one bit of what has landed since ``before``, and say so to nobody. False where nothing has."""
+        landed = np.flatnonzero(self.array != before)
+        if not len(landed):
+            return False
+        at = landed[chance.randrange(len(landed))]
+        self.array[at] ^= 1 << chance.randrange(8)
+        # It is no write of its own: only `check_complete` is to see it.
+        self._shadow[at] = self.array[at]
+        return True
 
     def check_complete(self, lease: Lease) -> None:
         """Every byte of the request must be there, and nothing else in its rows."""

@@ -48,9 +48,12 @@ class SimulatedControl:
         """Keys of connections that are neither hung up nor reported as lost."""
         self.news = 0
         """Frames and ends that were passed on."""
+        self._closed = False
 
     def post(self, command: Callable[[], None]) -> None:
         """As `ControlPlane.post`."""
+        if self._closed:
+            return
         self._commands.append(command)
         self._wake()
 
@@ -69,8 +72,18 @@ class SimulatedControl:
         if self.connected.pop(peer, "none") is None:
             self._network.hang_up(self._node, peer, linger_milliseconds > 0)
 
+    def close(self) -> None:
+        """As `ControlPlane.close`, once what was posted is done: what was said arrives, if the network lets it."""
+        self._closed = True
+        self.connected.clear()
+        self._inbox.clear()
+        for end in self._network.ends_of(self._node):
+            self._network.hang_up(self._node, end.key, linger=True)
+
     def arrived(self, event: Event) -> None:
         """Something came from the network."""
+        if self._closed:
+            return
         if isinstance(event, Frame) and event.key.startswith("in:"):
             self.connected.setdefault(event.key)
         self._inbox.append(event)

@@ -62,6 +62,9 @@ class Process:
         self.instance = f"{place}-{life}"
         self.alive = True
         self.stopped = False
+        self.closing = False
+        """Whether its manager closes, or has closed: it takes no request any more."""
+        self._closed = False
         self.version = OTHER_VERSION if other_version else PROTOCOL_VERSION
         self.jobs: dict[int, Job] = {}
         """What its engine works on, by the index of the request."""
@@ -137,7 +140,7 @@ class Process:
         self.world.timeline.at(when, lambda: self._turn_if(when))
 
     def _turn_if(self, when: float) -> None:
-        if self._due == when and self.alive and not self.stopped:
+        if self._due == when and self.alive and not self.stopped and not self._closed:
             self._turn()
 
     def _turn(self) -> None:
@@ -168,6 +171,31 @@ class Process:
         self.world.network.died(self)
         self._deferred.clear()
         self.jobs.clear()
+
+    def close(self, closed: Callable[[], None]) -> None:
+        """Its engine closes the manager, and stays; ``closed`` is called when that is over."""
+        self.closing = True
+        self.side.shut_down()
+        self._close_when_quiet(self.clock() + self.world.settings.close_seconds, closed)
+
+    def _close_when_quiet(self, give_up: float, closed: Callable[[], None]) -> None:
+        if not self.side.rooms.quiet() and self.clock() < give_up:
+            self.after(0.02, partial(self._close_when_quiet, give_up, closed))
+            return
+        if self.membership is not None:
+            self.membership.leave()
+        for transport in self.transports.values():
+            transport.close()
+        while not self.control.idle:
+            self._turn()
+        self._turn()
+        self._closed = True
+        self.control.close()
+        self.calls.running.clear()
+        if self.world.network.listening.get(self.place.endpoint) is self:
+            del self.world.network.listening[self.place.endpoint]
+        self.world.closed(self)
+        closed()
 
     def stop(self) -> None:
         """It stands still until `resume` was called as often."""
@@ -220,6 +248,8 @@ class Process:
 
     def _join_registry(self) -> None:
         place, settings = self.place, self.world.settings
+        if self.closing:
+            return
         membership = Membership(
             self.client, Registration(self.instance, place.endpoint, place.layout, "simulated", "default")
         )
@@ -246,6 +276,8 @@ class Process:
 
     def _beat_later(self, membership: Membership) -> None:
         def beat() -> None:
+            if self.closing:
+                return
             membership.beat()
             self._beat_later(membership)
             if self.announcer is not None:
@@ -257,7 +289,13 @@ class Process:
     def _check_announced(self, restarts: int) -> None:
         """A registry that a heartbeat has reached since it restarted knows every open room."""
         registry, announcer = self.world.registry, self.announcer
-        if registry.down or registry.restarts != restarts or announcer is None or not registry.knows(self.instance):
+        if (
+            self._closed
+            or registry.down
+            or registry.restarts != restarts
+            or announcer is None
+            or not registry.knows(self.instance)
+        ):
             return
         told = [room for room in announcer._open if room not in announcer._news]
         missing = set(told) - registry.reach().find_rooms("default", told, self.now).rooms.keys()
@@ -271,6 +309,8 @@ class Process:
 
         def tell() -> None:
             self._announcing = False
+            if self._closed:
+                return
             assert self.announcer is not None
             again = self.announcer.tell()
             if again is not None:

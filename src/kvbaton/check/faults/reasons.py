@@ -5,6 +5,8 @@ from __future__ import annotations
 _PHRASES = (
     ("aborted: by the engine", "the engine gives it up"),
     ("aborted: closed early", "was closed before"),
+    ("aborted: the manager closed", " rank shut down"),
+    ("digests differ", "the bytes in place have the digest"),
     ("refused: rows", "registered rows"),
     ("refused: rows", "rows count from 0"),
     ("refused: rows", "row index"),

@@ -22,7 +22,7 @@ ARRIVALS_UNTIL = 6.0
 PROCESS = ("kill", "stop", "clock_jump", "version_skew", "slow_background", "stranger", "double_open")
 NETWORK = ("cut", "cut_to_prefill", "cut_to_decode", "slow", "control_closed", "data_closed")
 FRAMES = ("corrupt", "duplicate", "reorder", "hostile_rows")
-WRITES = ("write_error", "piece_lost", "completion_lost", "slow_write", "admit_refused", "slow_fence")
+WRITES = ("write_error", "piece_lost", "completion_lost", "slow_write", "admit_refused", "slow_fence", "flip")
 REGISTRY = ("registry_down", "registry_restart")
 ENGINE = (
     "abort_prefill",
@@ -30,6 +30,7 @@ ENGINE = (
     "abort_twice",
     "abort_after_success",
     "close_early",
+    "close_manager",
     "lost_chunk",
     "never_finish",
     "wrong_tokens",
@@ -55,6 +56,9 @@ HARMLESS = (
 SLIPS = ("lost_chunk", "never_finish", "wrong_tokens", "no_offer", "no_sender", "abort_after_success")
 """What an engine does wrong with one request: ``target`` is its index."""
 
+
+SILENT = ("flip",)
+"""Kinds that nothing but digests can find: a world with one of them has digests."""
 
 AT_DECODE = ("admit_refused", "slow_fence", "hostile_rows", "abort_decode")
 """What befalls decode ranks only."""
@@ -151,7 +155,7 @@ def draw(seed: int, size: int = 1) -> Scenario:
         chance.choice((("stream",), ("stream",), ("mapped",), ("mapped", "stream"))),
         chance.random() < 0.4,
         chance.random() < 0.7,
-        chance.random() < 0.25,
+        chance.random() < 0.25 or any(fault.kind in SILENT for fault in faults),
         chance.choice((0.05, 0.3, 1.5)),
         mood < 0.3 and not restarts,
         requests,

@@ -368,6 +368,20 @@ class Strikes:
     def _abort_twice(self, fault: Fault) -> bool:
         return self._abort(fault, 2)
 
+    def _close_manager(self, fault: Fault) -> bool:
+        process, job = self._job(fault, lambda job: job.room is not None and not job.status.terminal)
+        if process is None or job is None or process.closing:
+            return False
+        world = self._world
+
+        def replace() -> None:
+            if world.processes[process.slot] is process:
+                world.kill(process.slot)
+                world.start(process.place)
+
+        process.close(lambda: self._until(0.0 if self._mended else fault.seconds, replace))
+        return True
+
     def _close_early(self, fault: Fault) -> bool:
         _, job = self._job(fault, lambda job: job.room is not None and not job.status.terminal)
         if job is None:

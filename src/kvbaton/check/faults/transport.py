@@ -93,6 +93,8 @@ class Writing:
     """Pieces that have not landed."""
     error: str = ""
     over: bool = False
+    flip: bool = False
+    """Whether one bit of it shall change on its way."""
     mute: bool = False
     """Whether its end is never reported, unless the connection ends."""
     held: list[Callable[[], None]] = field(default_factory=list)
@@ -116,6 +118,7 @@ class SimulatedTransport(Transport):
         self._wake: Callable[[], None] = lambda: None
         self._incoming: list[SimulatedPeer] = []
         self._refused: set[str] = set()
+        self._closed = False
         self._revoking: dict[str, float] = {}
         """When connections of an instance are certainly cut off."""
 
@@ -132,7 +135,7 @@ class SimulatedTransport(Transport):
     def connect(self, descriptor: bytes) -> RemotePeer:
         """As `Transport.connect`."""
         target = self._find(descriptor)
-        if not target.owner.alive:
+        if not target.owner.alive or target._closed:
             raise TransportUnavailable(f"instance {target.instance} is gone")
         if self.name == "stream" and self._is_cut(target):
             raise TransportUnavailable(f"nothing answers at the data port of {target.instance}")
@@ -158,6 +161,7 @@ class SimulatedTransport(Transport):
         writing = self._writings[ticket] = Writing(ticket, peer, len(pieces))
         slow = self._world.struck("slow_write", self.owner.slot) or 0.0
         writing.mute = self._world.struck("completion_lost", self.owner.slot) is not None
+        writing.flip = self._world.struck("flip", self.owner.slot) is not None
         if self._world.struck("write_error", self.owner.slot) is not None:
             pieces, writing.error = [], "the network card says no"
         elif self._world.struck("piece_lost", self.owner.slot) is not None and pieces:
@@ -212,7 +216,13 @@ class SimulatedTransport(Transport):
         self._revoking.pop(instance, None)
 
     def close(self) -> None:
-        """As `Transport.close`."""
+        """As `Transport.close`: nothing of its own lands any more, and nothing of others where connections carry it."""
+        self._closed = True
+        for writing in list(self._writings.values()):
+            self._end(writing, "the transport was closed")
+        if self.name == "stream":
+            for peer in list(self._incoming):
+                self._revoke(peer)
 
     # What befalls it.
 
@@ -288,8 +298,12 @@ class SimulatedTransport(Transport):
             writing.held.append(lambda: self._land(writing, piece))
             return
         transfer, begin, end = piece
+        memory = target.owner.memory
+        before = memory.array.copy() if writing.flip else None
         copy.copy_boxes(transfer, self.table.bases, target.table.bases, begin=begin, end=end)
-        target.owner.memory.look(f"a write of {self.instance}, ticket {writing.ticket}")
+        if before is not None:
+            writing.flip = not memory.flip(before, self._chance)
+        memory.look(f"a write of {self.instance}, ticket {writing.ticket}")
         writing.left -= 1
         if not writing.left:
             self._end_soon(writing)

@@ -89,6 +89,7 @@ class World:
         """The jobs of the request that has a room number."""
         self._begun: list[tuple[int, int]] = []
         """Room number and index of each request, in the order in which they began."""
+        self._closings = 0
         self._rests_until: dict[int, float] = {}
         self._jobs: dict[int, list[Job]] = {}
         """Those of each request."""
@@ -176,7 +177,7 @@ class World:
         request = queue.pop(0)
         jobs = []
         for process in self.processes:
-            if process is None:
+            if process is None or process.closing:
                 continue
             mine = request.replica if process.place.side == "prefill" else request.group
             if process.place.replica == mine:
@@ -243,6 +244,16 @@ class World:
         for job in jobs:
             if not job.status.terminal and not job.over:
                 self.violate(job.process.instance, f"{job} has not heard that {failed} failed: {failed.reason}")
+
+    def closed(self, process: Process) -> None:
+        """A manager has closed: its rooms have ended, and where nothing hinders messages all rows are back."""
+        self._closings += 1
+        drains = self._kinds - {"close_manager"} <= PROMPT and self._closings == 1
+        for job in process.jobs.values():
+            if job.room is not None and not job.room.poll().terminal:
+                self.violate(process.instance, f"{job} is {job.room.poll().value} although its manager has closed")
+            elif job.room is not None and drains and not job.room.rows_released:
+                self.violate(process.instance, f"{job} has not its rows back although its manager has closed")
 
     def job_closed(self) -> None:
         """An engine closed a room."""
