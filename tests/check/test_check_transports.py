@@ -74,6 +74,14 @@ def test_options_reach_fabrics():
         check_transports(["memory"], QUICK, {"slab_bytes": "none"})
 
 
+def test_an_option_that_one_of_them_does_not_take_ends_it_before_any_check(monkeypatch):
+    ran = []
+    monkeypatch.setattr(Conformance, "outcome", lambda self, check: ran.append(check))
+    with pytest.raises(ConfigurationError, match=r"memory, packed: memory has no option colour.*every fabric"):
+        check_transports(["shm", "memory"], QUICK, {"executor": "packed", "colour": "red"})
+    assert not ran
+
+
 @pytest.mark.parametrize("factory", ["nonsense", "no.such.module:make", f"{__name__}:nothing", f"{__name__}:QUICK"])
 def test_a_factory_that_is_none_is_refused(factory):
     with pytest.raises(ConfigurationError, match="--factory"):

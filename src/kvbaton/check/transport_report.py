@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvbaton.check.report import check_target, write_json
-from kvbaton.check.transports import Run, run, subject_of, subjects
+from kvbaton.check.transports import Run, run, subject_of, subjects, why_not
 
 
 def check_transports(
@@ -24,15 +24,20 @@ def check_transports(
 
     ``only``, ``checks`` and ``options`` are as for `kvbaton.check.transports`; ``factory`` names one more transport,
     and alone only that one. ``json_to`` is the file for the results, or ``-`` for standard output and nothing else
-    there. Raises `ConfigurationError` for a name that there is not, and where the file cannot be written.
+    there. Raises `ConfigurationError` for a name that there is not, for an option that one of the transports does not
+    take, and where the file cannot be written: all before the first check.
     """
     check_target(json_to)
     chosen = [subject_of(factory)] if factory else []
     if only or not factory:
         chosen += subjects(only, options)
     console = Console(stderr=True)
+    missing = [why_not(subject) for subject in chosen]
     runs = []
-    for subject in chosen:
+    for subject, reason in zip(chosen, missing, strict=True):
+        if reason:
+            runs.append(Run(subject.name, "unavailable", reason))
+            continue
         with console.status(subject.name) as status:
 
             def progress(check: str, name: str = subject.name) -> None:

@@ -84,6 +84,17 @@ def subject_of(factory: str) -> Subject:
     return Subject(factory, cast(Make, make))
 
 
+def why_not(subject: Subject) -> str:
+    """Why a subject cannot be had here; empty if it can. Raises `ConfigurationError` for options that it refuses."""
+    try:
+        subject.make(f"probe-{os.getpid()}-{time.monotonic_ns()}").close()
+    except TransportUnavailable as error:
+        return str(error)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{subject.name}: {error}; options go to every fabric that is checked") from error
+    return ""
+
+
 def run(
     subject: Subject,
     checks: Sequence[str] = (),
@@ -92,17 +103,13 @@ def run(
 ) -> Run:
     """Run the suite, or some of its ``checks``, on a subject. ``progress`` is told of each check before it runs.
 
-    Raises `ConfigurationError` for a check that there is not.
+    Raises `ConfigurationError` for a check that there is not, before anything else.
     """
     unknown = sorted(set(checks) - set(Conformance.names()))
     if unknown:
         raise ConfigurationError(
             f"there is no check {', '.join(unknown)}; choose among {', '.join(Conformance.names())}"
         )
-    try:
-        subject.make(f"probe-{os.getpid()}-{time.monotonic_ns()}").close()
-    except TransportUnavailable as error:
-        return Run(subject.name, "unavailable", str(error))
     suite = Conformance(subject.make, timeout=timeout)
     began = time.monotonic()
     outcomes = []

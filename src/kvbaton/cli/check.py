@@ -44,7 +44,9 @@ def transports(
     checks: Annotated[str, typer.Option(help="Checks to run, separated by commas; else all.")] = "",
     option: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(help="NAME=VALUE for each fabric that is checked, so best with --only; may be repeated."),
+        typer.Option(
+            help="NAME=VALUE for every fabric that is checked; name those that take it with --only. May be repeated."
+        ),
     ] = None,
     factory: Annotated[str, typer.Option(help="module:callable that makes a transport for an instance id.")] = "",
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a check waits for one thing.")] = 20.0,
