@@ -52,7 +52,9 @@ def make_transports(
         elif not preference(transport.capabilities).better_than_sockets:
             if sockets:
                 # It would reach nobody else, listen at more ports and hold more memory.
-                left_out[name] = f"sockets carry its bytes here, as those of {sockets}; name it to use it all the same"
+                left_out[name] = (
+                    f"no network card carries its bytes here, as with {sockets}; name it to use it all the same"
+                )
                 ready.pop(name).close()
             sockets = sockets or name
     if not ready:

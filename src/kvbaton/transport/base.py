@@ -53,7 +53,7 @@ class Capabilities(NamedTuple):
     costs: Costs = Costs()
     """What its two ways cost, where it is one-sided."""
     hardware: bool = False
-    """Network cards carry the bytes, not sockets of the operating system."""
+    """Network cards carry the bytes, not sockets or whatever else a library has."""
     cross_process: bool = True
     """Works between processes."""
     lets_go: bool = False

@@ -19,7 +19,7 @@ class Preference(NamedTuple):
 
     @property
     def better_than_sockets(self) -> bool:
-        """Whether bytes go another way than through sockets of the operating system."""
+        """Whether it is to be tried before kvbaton's own sockets."""
         return self.order < SOCKETS
 
 
@@ -29,7 +29,7 @@ def preference(capabilities: Capabilities) -> Preference:
         return Preference(0, "the peer's memory is addressed directly")
     if capabilities.hardware:
         return Preference(1, "network cards carry the bytes")
-    return Preference(SOCKETS, "sockets of the operating system carry the bytes")
+    return Preference(SOCKETS, "no network card carries the bytes, but sockets or the like do")
 
 
 def best_first(transports: Iterable[Transport]) -> list[Transport]:

@@ -105,7 +105,7 @@ class Fabric(abc.ABC):
     cross_host: bool
     """Whether it works between hosts, as it is set up here."""
     hardware: bool = False
-    """Whether network cards carry the bytes, as it is set up here, and not sockets of the operating system."""
+    """Whether network cards carry the bytes, as it is set up here, and not sockets or the like."""
     kept_sockets: int = 0
     """Sockets that the library may keep, until it is closed, of each process that it ever met, as it is set up here."""
     limits: FabricLimits = FabricLimits()

@@ -58,14 +58,14 @@ def library(*, ipv6: bool = False) -> ModuleType:
             module = importlib.import_module("mooncake.engine")
     except ImportError as error:
         raise TransportUnavailable(
-            f"Mooncake cannot be imported ({error}): pip install kvbaton[mooncake], and on Debian apt-get install "
+            f"Mooncake cannot be imported ({error}): pip install 'kvbaton[mooncake]', and on Debian apt-get install "
             "libibverbs1 librdmacm1 ibverbs-providers libnuma1"
         ) from error
     version = _version()
     if not hasattr(module.TransferEngine, "send_probe") or _numbers(version or LEAST) < _numbers(LEAST):
         raise TransportUnavailable(
             f"Mooncake {version} is too old, since its writes over TCP end before their bytes are in place: {LEAST} is "
-            "needed, pip install kvbaton[mooncake]"
+            "needed, pip install 'kvbaton[mooncake]'"
         )
     return module
 

@@ -112,7 +112,7 @@ def _library() -> ModuleType:
     except (ImportError, OSError) as error:
         raise TransportUnavailable(
             f"mori.io cannot be imported ({error}); it needs ROCm, torch, and a Python that it has a wheel for (3.10 "
-            "or 3.12): pip install kvbaton[mori]"
+            "or 3.12): pip install 'kvbaton[mori]'"
         ) from error
     return io  # type: ignore[no-any-return]
 

@@ -49,7 +49,7 @@ def load() -> ModuleType:
     try:
         api = importlib.import_module("nixl_cu13._api")
     except ImportError as error:
-        raise TransportUnavailable(f"NIXL cannot be imported ({error}); pip install kvbaton[nixl]") from error
+        raise TransportUnavailable(f"NIXL cannot be imported ({error}); pip install 'kvbaton[nixl]'") from error
     finally:
         # The import sets up logging for the whole process.
         logging.raiseExceptions = raising
