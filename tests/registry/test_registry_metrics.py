@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvbaton.errors import ConfigurationError
 from kvbaton.layout.nouns import Coords, RankLayout
 from kvbaton.registry import Registration, RegistryTable
-from kvbaton.registry.metrics import metrics_port
+from kvbaton.registry.metrics_port import metrics_port
 from kvbaton.registry.server import make_app
 from kvbaton.secret import Secret
 
@@ -91,5 +91,6 @@ def test_with_a_secret_metrics_have_a_port_of_their_own():
         answer = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
         # The request that was refused is counted.
         assert 'kvbaton_registry_requests_total{method="GET",route="other",status="401"} 1.0' in answer.text
+        assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 404
         with pytest.raises(ConfigurationError, match=f"port {port}"), metrics_port(client.app, "127.0.0.1", port):
             pass

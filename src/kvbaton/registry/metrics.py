@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import prometheus_client
@@ -12,8 +11,6 @@ from fastapi.responses import Response
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from kvbaton.errors import ConfigurationError
 
 OTHER = "other"
 """The label of a path, and of a method, that is not served."""
@@ -41,29 +38,16 @@ def add_metrics(app: FastAPI, sizes: Callable[[], Mapping[str, int]]) -> None:
         registry=metrics,
     )
     app.add_middleware(_Counting, requests=requests)
+    show_metrics(app, metrics)
+
+
+def show_metrics(app: FastAPI, metrics: CollectorRegistry) -> None:
+    """Let ``app`` show ``metrics`` at ``/metrics``."""
 
     @app.get("/metrics")
     async def show() -> Response:
         text = prometheus_client.generate_latest(metrics)
         return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
-
-
-@contextlib.contextmanager
-def metrics_port(app: FastAPI, host: str, port: int) -> Iterator[int]:
-    """Serve the metrics of ``app``, and nothing else, at a port of their own; gives the port (for 0 a free one).
-
-    Raises `ConfigurationError` for an address that cannot be used.
-    """
-    try:
-        server, thread = prometheus_client.start_http_server(port, host, app.state.metrics)
-    except (OSError, OverflowError) as error:
-        raise ConfigurationError(f"cannot listen at {host} port {port}: {error}; choose another port") from error
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class _Sizes(Collector):

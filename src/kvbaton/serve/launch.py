@@ -18,7 +18,7 @@ from kvbaton.errors import ConfigurationError
 from kvbaton.observe import Observer
 
 from kvbaton.registry.server import RegistryServer  # isort: skip
-from kvbaton.registry.metrics import metrics_port
+from kvbaton.registry.metrics_port import metrics_port
 from kvbaton.secret import Secret, check_exposure
 from kvbaton.serve.app import make_app
 from kvbaton.serve.observing import add_metrics_of, server_metrics, server_observers

@@ -137,6 +137,7 @@ def ports() -> list[Port]:
             2,
         ),
         Port("registry", _http, _connections(lambda where: where.registry), 3),
+        Port("metrics", lambda where: _scrapes(), _connections(lambda where: where.metrics)),
         Port("doctor port", lambda where: _visits(), _connections(lambda where: where.doctor, _no_visit), 0.5),
     ]
 
@@ -308,6 +309,14 @@ def _http(where: Served) -> tuple[bytes, ...]:
         request(b"GET /v1/topology?deployment=strangers&dp_rank=0"),
         request(b"GET /health") + request(b"POST /v1/ranks/prefill-1/heartbeat"),
     )
+
+
+def _scrapes() -> tuple[bytes, ...]:
+    """What asks for metrics, in their two forms, and twice on one connection."""
+    plain = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+    accept = b"Accept: application/openmetrics-text; version=1.0.0;q=0.5,*/*;q=0.1\r\nAccept-Encoding: gzip\r\n"
+    named = b"GET /metrics?name[]=kvbaton_registry_ranks HTTP/1.1\r\nHost: a\r\n" + accept + b"\r\n"
+    return plain, named, plain + named, b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nname"
 
 
 def _visits() -> tuple[bytes, ...]:

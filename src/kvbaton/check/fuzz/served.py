@@ -7,6 +7,7 @@ line on its standard input with another one.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -23,6 +24,7 @@ import numpy as np
 from kvbaton.doctor import DoctorServer
 from kvbaton.layout import RankLayout, paged_kv, required_bytes
 from kvbaton.memory import Region, SharedMemory
+from kvbaton.registry.metrics_port import metrics_port
 from kvbaton.registry.server import RegistryServer
 from kvbaton.runtime.manager import Manager
 from kvbaton.runtime.settings import Settings
@@ -50,6 +52,7 @@ class Served(msgspec.Struct):
 
     control: int
     registry: int
+    metrics: int
     doctor: int
     tcp: Where
     memory: Where
@@ -153,6 +156,8 @@ class Server:
     def __init__(self) -> None:
         self._registry = RegistryServer()
         self._registry.start()
+        self._stack = contextlib.ExitStack()
+        self._metrics = self._stack.enter_context(metrics_port(self._registry.app, "127.0.0.1", 0))
         self._doctor = DoctorServer("127.0.0.1:0")
         threading.Thread(target=self._doctor.run, daemon=True).start()
         self._pairs = {name: Pair(name, self._registry.url) for name in ("tcp", "memory")}
@@ -169,6 +174,7 @@ class Server:
         return Served(
             control=int(self._pairs["tcp"].prefill.endpoint.rsplit(":", 1)[1]),
             registry=self._registry.port,
+            metrics=self._metrics,
             doctor=self._doctor.address.port or 0,
             tcp=Where(tcp.port, tcp.token, tcp.instance),
             memory=Where(fabric.port, fabric.token, fabric.instance),
@@ -198,6 +204,7 @@ class Server:
         for target in self._targets.values():
             target.transport.close()
         self._doctor.close()
+        self._stack.close()
         self._registry.stop()
 
 
