@@ -359,6 +359,9 @@ def test_a_wildcard_is_not_dialled():
             outcome = plane.call(lambda endpoint=endpoint: caught(lambda: plane.dial(endpoint)))
             assert isinstance(outcome, errors.AddressError)
             assert "every address" in str(outcome)
+        outcome = plane.call(lambda: caught(lambda: plane.dial("tcp://localhost:7000")))
+        assert isinstance(outcome, errors.AddressError)
+        assert "was not looked up" in str(outcome)
     finally:
         plane.close()
 

@@ -1,5 +1,6 @@
 """Sources that cannot be had: the registry, the handshake or the layouts stand against it, and the reason says how."""
 
+import socket
 import uuid
 
 import msgspec
@@ -115,6 +116,29 @@ class TestRefusals:
         world.registry.register(Registration("gone", "tcp://127.0.0.1:9", KV.layout(), ""))
         (destination,) = world.decode(KV.layout())
         failed(destination.manager.receiver(0), "127.0.0.1:9", error=errors.PeerLost)
+
+    def test_the_name_of_its_host_is_not_known(self, world, monkeypatch):
+        def getaddrinfo(host, *others, known=socket.getaddrinfo, **options):
+            if host == "nowhere":
+                raise socket.gaierror("nobody knows it")
+            return known(host, *others, **options)
+
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        world.registry.register(Registration("gone", "tcp://nowhere:9", KV.layout(), ""))
+        (destination,) = world.decode(KV.layout())
+        failed(destination.manager.receiver(0), "tcp://nowhere:9", "nobody knows it")
+
+    def test_the_name_of_its_host_is_looked_up(self, world):
+        (source,) = world.prefill(KV.layout())
+        port = source.manager.endpoint.rpartition(":")[2]
+        (destination,) = world.decode(KV.layout())
+        named = Registration(source.manager.instance, f"tcp://localhost:{port}", KV.layout(), "")
+        world.registry.register(named)
+        sender, receiver = source.manager.sender(3), destination.manager.receiver(3)
+        sender.finish({"kv": [0]}, (0, 4))
+        receiver.offer({"kv": [0]}, 4)
+        wait_released(receiver)
+        assert receiver.poll() is kb.Status.SUCCESS
 
     def test_every_room_that_waits_is_told_where_one_rank_of_the_source_is_gone(self, world):
         """Also by those ranks that had joined: each room that waits there hears of it, not the first alone."""

@@ -235,6 +235,23 @@ def test_a_host_that_cannot_be_dialled(target, host):
     writer.close()
 
 
+def test_a_host_whose_name_is_never_answered(target, monkeypatch):
+    free, before = threading.Event(), set(threading.enumerate())
+    known = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **options: (
+        (free.wait() and []) if host == "slow" else known(host, *more, **options)
+    ))  # fmt: skip
+    monkeypatch.setattr("kvbaton.transport.dial.ANSWER_SECONDS", 0.05)
+    described = msgspec.structs.replace(tcp_wire.decode_descriptor(target.describe()), host="slow")
+    writer = TcpTransport("writer")
+    with pytest.raises(TransportUnavailable, match=r"cannot connect.*'slow' was not looked up"):
+        writer.connect(msgspec.msgpack.encode(described))
+    writer.close()
+    free.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+
+
 def test_a_wrong_token_is_said_to_the_writer(target):
     described = tcp_wire.decode_descriptor(target.describe())
     other = msgspec.structs.replace(described, token=bytes(16))

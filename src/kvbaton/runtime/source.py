@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from kvbaton.protocol import Hello
 from kvbaton.protocol.handshake import expected_parts
 from kvbaton.protocol.messages import AuxPath
 from kvbaton.registry import Registration, RegistryClient
+from kvbaton.runtime.dialled import numeric
 from kvbaton.runtime.reach import PeerRank
 from kvbaton.transport.base import Transport
 
@@ -37,6 +39,8 @@ class Part(NamedTuple):
     plan: PairPlan
     sends: bool
     """Whether it is one of those that end with a Done."""
+    endpoint: str
+    """Where it is dialled: as registered, but with an address where that has the name of a host."""
 
     def name(self, index: int, parts: int) -> str:
         """What it is called in the reasons of rooms: which of ``parts``, where it stands, and what it sends here."""
@@ -138,12 +142,15 @@ class LookedUp(NamedTuple):
     mismatch: LayoutMismatch | None = None
 
 
-def look_up(client: RegistryClient, deployment: str, dp_rank: int, wishes: Wishes) -> LookedUp:
+def look_up(client: RegistryClient, deployment: str, dp_rank: int, wishes: Wishes, seconds: float) -> LookedUp:
     """Ask the registry for the prefill ranks of one replica, and plan what each of them will send. Blocks.
 
-    Raises `RegistryError` if they cannot be had (also if there is no such replica).
+    Names of their hosts are looked up within ``seconds``. Raises `RegistryError` if they cannot be had (also if there
+    is no such replica), and `AddressError` for an endpoint that cannot be dialled.
     """
     ranks = client.topology(deployment, dp_rank).ranks
+    limit = time.monotonic() + seconds
+    endpoints = [numeric(rank.endpoint, limit - time.monotonic()) for rank in ranks]
     layout, cast = wishes.layout, wishes.cast
     try:
         shares = assign(
@@ -156,8 +163,13 @@ def look_up(client: RegistryClient, deployment: str, dp_rank: int, wishes: Wishe
         plans = [compile_pair(rank.layout, layout, share, cast=cast) for rank, share in zip(ranks, shares, strict=True)]
     except LayoutMismatch as error:
         # They are greeted all the same: their refusal is how they learn of it.
-        return LookedUp([Part(rank, PairPlan({}, {}), sends=False) for rank in ranks], error)
+        nothing = PairPlan({}, {})
+        silent = [Part(rank, nothing, False, where) for rank, where in zip(ranks, endpoints, strict=True)]
+        return LookedUp(silent, error)
     sending = expected_parts(shares)
     return LookedUp(
-        [Part(rank, plan, index in sending) for index, (rank, plan) in enumerate(zip(ranks, plans, strict=True))]
+        [
+            Part(rank, plan, index in sending, where)
+            for index, (rank, plan, where) in enumerate(zip(ranks, plans, endpoints, strict=True))
+        ]
     )

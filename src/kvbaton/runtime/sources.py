@@ -185,7 +185,7 @@ class Sources:
             self._user.perform(self._core.peer_lost(peer, reason, now))
             self._context.observation.peer_lost(peer, reason)
             # Also where it has nothing of ours to write to: what transports keep of it goes with the fence.
-            self._lost.add(peer, registered.instance, link.transport, Greeting(registered.endpoint, link.hello))
+            self._lost.add(peer, registered.instance, link.transport, Greeting(link.part.endpoint, link.hello))
             self._fence(now)
         where = f"prefill rank {registered.coords} at {registered.endpoint}"
         self._fail(source, PeerLost(f"{where} was lost during the handshake: {reason}"))
@@ -218,7 +218,13 @@ class Sources:
 
     def _look_up(self, source: Source) -> None:
         self._context.in_background(
-            lambda: look_up(source.client, self._deployment, source.key.dp_rank, self._wishes),
+            lambda: look_up(
+                source.client,
+                self._deployment,
+                source.key.dp_rank,
+                self._wishes,
+                self._context.settings.connect_seconds,
+            ),
             lambda found: self._greet(source, found),
             lambda error: self._not_looked_up(source, error),
         )
@@ -244,7 +250,7 @@ class Sources:
                 # It may have been cut off before, and live: it greets us anew, and what it had stays cut off.
                 for transport in context.transports.values():
                     transport.readmit(part.registration.instance)
-            peer = context.control.dial(part.registration.endpoint)
+            peer = context.control.dial(part.endpoint)
             hello = make_hello(
                 instance=context.instance,
                 model=context.model,
@@ -320,7 +326,7 @@ class Sources:
         logger.warning("decode: prefill rank %s cannot write by %s: %s", registered.coords, name, error)
         self._context.hang_up(link.peer)
         del source.links[link.peer], self._source_of_peer[link.peer]
-        peer = self._context.control.dial(registered.endpoint)
+        peer = self._context.control.dial(link.part.endpoint)
         hello = msgspec.structs.replace(link.hello, transports=left, connection=next(self._connections))
         self._say_hello(source, Link(peer, link.index, link.part, hello, failed=failed))
 

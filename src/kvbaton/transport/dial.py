@@ -10,12 +10,14 @@ from collections.abc import Iterator
 
 from kvbaton.address import is_wildcard
 from kvbaton.errors import AddressError, TransportError, TransportUnavailable
+from kvbaton.transport.resolve import resolve
 from kvbaton.transport.wire import Dialect, Full, greet
 
 CONNECT_SECONDS = 5.0
 """How long it may take to connect to a peer, its greeting and the rest of a handshake included."""
 ANSWER_SECONDS = 2.0
-"""How long of that its host may take to accept a connection. Peers name addresses, and those may be dead."""
+"""How long of that its host may take to accept a connection, and to be looked up where it is a name. Peers name
+addresses, and those may be dead."""
 CROWD = 16
 CROWDED_SECONDS = 1.2
 """The same, while more than `CROWD` of them are waited for. The operating system asks again after a second."""
@@ -122,18 +124,20 @@ def _reach(dialect: Dialect, host: str, port: int, token: bytes, writer: str, pe
     where = f"peer {peer} at {host} port {port}"
     if is_wildcard(host):
         raise TransportUnavailable(f"cannot connect to {where}: that is every address of a machine; advertise one")
+    try:
+        addresses = resolve(host, min(_waiting.patience, end - time.monotonic()))
+    except AddressError as error:
+        raise TransportUnavailable(f"cannot connect to {where}: {error}") from error
     for pause in (*PAUSES, None):
         sock = None
         try:
-            patience = min(_waiting.patience, end - time.monotonic())
-            sock = socket.create_connection((host, port), timeout=max(0.1, patience))
+            sock = _connect(addresses, port, end)
             sock.settimeout(None)
             with cut_off_after(sock, max(0.1, end - time.monotonic())):
                 greet(sock, dialect, writer, token, peer)
             tune(sock)
             return sock
-        except (OSError, EOFError, TransportError, ValueError) as error:
-            # ValueError: a host that is no text for the resolver.
+        except (OSError, EOFError, TransportError) as error:
             if sock is not None:
                 sock.close()
             crowded = sock is not None and isinstance(error, Full | EOFError | ConnectionError)
@@ -141,3 +145,17 @@ def _reach(dialect: Dialect, host: str, port: int, token: bytes, writer: str, pe
                 raise TransportUnavailable(f"cannot connect to {where}: {error}") from error
             time.sleep(pause)
     raise AssertionError("the last try returns or raises")
+
+
+def _connect(addresses: tuple[str, ...], port: int, end: float) -> socket.socket:
+    """A connection to the first of ``addresses`` that accepts one. Raises what the last one raised."""
+    *others, last = addresses
+    for address in others:
+        with contextlib.suppress(OSError):
+            return _connect_one(address, port, end)
+    return _connect_one(last, port, end)
+
+
+def _connect_one(address: str, port: int, end: float) -> socket.socket:
+    patience = min(_waiting.patience, end - time.monotonic())
+    return socket.create_connection((address, port), timeout=max(0.1, patience))

@@ -33,15 +33,17 @@ from typing import Any
 import numpy as np
 
 from kvbaton.address import Endpoint, advertised
-from kvbaton.errors import TransportError, TransportUnavailable
+from kvbaton.errors import AddressError, TransportError, TransportUnavailable
 from kvbaton.memory import Region
 from kvbaton.plan.boxes import Int64s
 from kvbaton.transport.base import Costs
+from kvbaton.transport.dial import ANSWER_SECONDS
 from kvbaton.transport.fabric.base import Ended, Fabric, FabricPeer, Writes
 from kvbaton.transport.fabric.mooncake import engine as mooncake_engine
 from kvbaton.transport.fabric.mooncake.descriptor import MooncakeDescriptor
 from kvbaton.transport.fabric.mooncake.engine import choose, lanes, library, rdma_devices, start
 from kvbaton.transport.fabric.scratch import TOKEN_BYTES, Scratch
+from kvbaton.transport.resolve import resolve
 
 CONNECT_SECONDS = 5.0
 WINDOWS = {"tcp": 128, "rdma": 1024}
@@ -150,7 +152,11 @@ class MooncakeFabric(Fabric):
                 f"peer {name} has Mooncake over {described.protocol}, this side over {self.protocol}; "
                 f"set protocol={described.protocol} here, or protocol={self.protocol} there"
             )
-        address = described.address
+        try:
+            # The library would look a name up without a deadline.
+            address = Endpoint(resolve(described.host, ANSWER_SECONDS)[0], described.port)
+        except AddressError as error:
+            raise TransportUnavailable(f"peer {name} cannot be reached: {error}") from error
         if self._engine.send_probe(str(address)):
             raise TransportUnavailable(f"peer {name} does not answer Mooncake's handshake at {address}")
         with self._lock:
