@@ -52,6 +52,9 @@ def prefill(
     bootstrap_port: Annotated[int, typer.Option(help="Port of this server's registry.")] = 8998,
     served_model_name: Name = "",
     drain_seconds: Drain = 10.0,
+    unasked_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds until what no decode server asks for is given up; 0: never.")
+    ] = 10.0,
     transport: Transports = "shm,tcp",
     tp: TensorParallel = None,
     pp: PipelineParallel = None,
@@ -80,6 +83,7 @@ def prefill(
         advertise=advertise,
         served_model_name=served_model_name,
         drain_seconds=drain_seconds,
+        unasked_seconds=unasked_seconds,
         options=_engine_options(options, transport, tp=tp, pp=pp, cp=cp, cp_unit=cp_unit, order=order),
     )
 

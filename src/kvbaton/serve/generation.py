@@ -20,8 +20,6 @@ FIRST_LOOK_SECONDS = 0.5
 """How long a decode server waits for a hand-over before it asks whether the prefill side refused, or is gone."""
 REFUSAL_SECONDS = 1.0
 """How often it asks again, for as long as it waits."""
-UNWANTED_SECONDS = 4.0
-"""A request without a token, for which no decode server has asked for so long, is given up by a prefill server."""
 
 
 class RequestFailed(KVBatonError):
@@ -174,13 +172,14 @@ class Service:
 
     def _check_wanted(self, waiting: Sequence[GenerateRequest], seconds: float) -> None:
         """Give up, at prefill, what nobody waits for: its decode server was never reached, or is gone."""
-        if self._refusals is None or seconds < UNWANTED_SECONDS:
+        refusals = self._refusals
+        if refusals is None or seconds < refusals.unasked_seconds:
             return
         for request in waiting:
-            if not self._refusals.is_wanted(request.room, UNWANTED_SECONDS):
+            if not refusals.is_wanted(request.room):
                 raise RequestFailed(
-                    f"no decode server has asked for room {request.room} in {UNWANTED_SECONDS:g} s: the one that got "
-                    "the request is gone, stands still, or was never reached",
+                    f"no decode server has asked for room {request.room} in {refusals.unasked_seconds:g} s: the one "
+                    "that got the request is gone, stands still, or was never reached",
                     503,
                 )
 

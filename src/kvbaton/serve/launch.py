@@ -23,7 +23,7 @@ from kvbaton.secret import Secret, check_exposure
 from kvbaton.serve.app import make_app
 from kvbaton.serve.observing import add_metrics_of, server_metrics, server_observers
 from kvbaton.serve.processes import PDCluster, ProcessFailed, free_ports
-from kvbaton.serve.refusals import Refusals, add_routes
+from kvbaton.serve.refusals import UNASKED_SECONDS, Refusals, add_routes
 from kvbaton.serve.router import router_command, router_environment
 from kvbaton.serve.server import PARENT_VARIABLE, bind, run_server, stop_with_parent
 from kvbaton.serve.tokenizer import load_tokenizer
@@ -45,18 +45,20 @@ def run_prefill(
     advertise: str | None = None,
     served_model_name: str = "",
     drain_seconds: float = 10.0,
+    unasked_seconds: float = UNASKED_SECONDS,
     build: EngineBuilder | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
     """Serve prefill until SIGTERM or SIGINT, with the registry of this server at ``bootstrap_port``.
 
     ``bind`` is where the registry and the ports between ranks listen (``host`` by default), ``advertise`` what other
-    ranks are told. ``options`` go to the engine. Raises `ConfigurationError` for what cannot be used: an address, the
-    model, an option; and for addresses beyond loopback without a secret.
+    ranks are told. A request for which no decode server asks in ``unasked_seconds`` is given up (0: never). ``options``
+    go to the engine. Raises `ConfigurationError` for what cannot be used: an address, the model, an option; and for
+    addresses beyond loopback without a secret.
     """
     options = _with_addresses(options, bind, advertise)
     registry = RegistryServer(bind or host, bootstrap_port)
-    refusals = Refusals()
+    refusals = Refusals(unasked_seconds=unasked_seconds)
     add_routes(registry.app, refusals)
     with registry:
         _serve("prefill", model, host, port, registry, refusals, served_model_name, drain_seconds, build, options)
