@@ -11,6 +11,7 @@ import pytest
 from kvbaton import __version__
 from kvbaton.cli.main import main
 from kvbaton.serve import launch
+from kvbaton.serve.refusals import UNASKED_SECONDS
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
@@ -111,6 +112,14 @@ def test_addresses_go_to_the_managers_and_the_registry(role: str, monkeypatch: p
     addresses = {"bind": "127.0.0.3", "advertise": "127.0.0.4"}
     options = {"manager_options": {"transports": ["shm", "tcp"], **addresses}}
     assert seen == [("registry", "127.0.0.3")] * (role == "prefill") + [(role, "127.0.0.2", options)]
+
+
+def test_how_long_prefill_works_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(launch, "run_prefill", lambda *_, unasked_seconds, **others: seen.append(unasked_seconds))
+    assert _run(monkeypatch, "serve", "prefill", "--model", "m", "--unasked-seconds", "0") == 0
+    assert _run(monkeypatch, "serve", "prefill", "--model", "m") == 0
+    assert seen == [0.0, UNASKED_SECONDS]
 
 
 @pytest.mark.parametrize(

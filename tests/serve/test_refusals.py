@@ -61,21 +61,21 @@ def test_who_watches_is_told_before_and_after() -> None:
 
 def test_a_room_is_wanted_while_it_is_asked_for() -> None:
     now = [0.0]
-    refusals = Refusals(limit=3, clock=lambda: now[0])
-    assert not refusals.is_wanted(1, 4.0)
+    refusals = Refusals(limit=3, clock=lambda: now[0], unasked_seconds=4.0)
+    assert not refusals.is_wanted(1)
     assert refusals.ask(1) is None
     now[0] = 4.0
-    assert refusals.is_wanted(1, 4.0)
+    assert refusals.is_wanted(1)
     now[0] = 4.1
-    assert not refusals.is_wanted(1, 4.0)
+    assert not refusals.is_wanted(1)
     refusals.add(1, NO)
     assert refusals.find(1) == NO
-    assert not refusals.is_wanted(1, 4.0)
+    assert not refusals.is_wanted(1)
     assert refusals.ask(1) == NO
-    assert refusals.is_wanted(1, 4.0)
+    assert refusals.is_wanted(1)
     for room in range(10, 13):
         refusals.ask(room)
-    assert not refusals.is_wanted(1, 4.0)
+    assert not refusals.is_wanted(1)
 
 
 class Pair:
@@ -151,10 +151,8 @@ def test_a_side_that_drains_frees_the_other(pair: Pair, refusing: str, waiting: 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prefill_request_that_no_decode_server_waits_for_is_given_up(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    monkeypatch.setattr(pair.apps["prefill"].state.service, "_unasked_seconds", 0.6)
+def test_a_prefill_request_that_no_decode_server_waits_for_is_given_up(pair: Pair, stream: bool) -> None:
+    pair.refusals.unasked_seconds = 0.6
     answer = pair.post("prefill", [HANG, 20], 7, stream=stream)
     assert answer.status_code == 503
     assert "no decode server has asked for room 7" in answer.json()["error"]["message"]
@@ -163,8 +161,8 @@ def test_a_prefill_request_that_no_decode_server_waits_for_is_given_up(
 
 def test_one_that_a_decode_server_waits_for_goes_on() -> None:
     now = [0.0]
-    refusals = Refusals(clock=lambda: now[0])
-    service = generation.Service(FakeEngine("prefill"), None, refusals=refusals, unasked_seconds=4.0)
+    refusals = Refusals(clock=lambda: now[0], unasked_seconds=4.0)
+    service = generation.Service(FakeEngine("prefill"), None, refusals=refusals)
     waiting = [GenerateRequest("a", [20], 7), GenerateRequest("b", [20], 8)]
     service._check_wanted(waiting, 3.9)
     for now[0] in (100.0, 101.0, 104.0):
@@ -178,7 +176,7 @@ def test_one_that_a_decode_server_waits_for_goes_on() -> None:
     with pytest.raises(generation.RequestFailed, match="asked for room 8") as caught:
         service._check_wanted(waiting, 108.1)
     assert caught.value.status == 503
-    patient = generation.Service(FakeEngine("prefill"), None, refusals=refusals, unasked_seconds=0.0)
+    patient = generation.Service(FakeEngine("prefill"), None, refusals=Refusals(unasked_seconds=0.0))
     for service in (patient, generation.Service(FakeEngine("decode"), None)):
         service._check_wanted(waiting, 1000.0)
 
@@ -191,8 +189,8 @@ def test_a_batch_asks_for_those_that_are_silent_while_others_go_on(pair: Pair, m
     url = f"{pair.servers['decode'].url}/generate"
     with httpx.stream("POST", url, json=body, trust_env=False, timeout=25) as answer:
         assert answer.status_code == 200
-        wait_for(lambda: pair.refusals.is_wanted(8, 10.0))
-        assert not pair.refusals.is_wanted(7, 10.0)
+        wait_for(lambda: pair.refusals.is_wanted(8))
+        assert not pair.refusals.is_wanted(7)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -15,7 +15,7 @@ from kvbaton.errors import KVBatonError
 from kvbaton.observe import Metrics
 from kvbaton.registry.server import BodyTooLarge, read_body
 from kvbaton.serve.bodies import BadRequest, Job, Parser
-from kvbaton.serve.generation import UNASKED_SECONDS, Progress, RequestFailed, Service
+from kvbaton.serve.generation import Progress, RequestFailed, Service
 from kvbaton.serve.observing import add_service, in_trace_of
 from kvbaton.serve.refusals import Refusals
 from kvbaton.serve.replies import DONE, ChatShape, CompletionShape, GenerateShape, Shape, encode, error_body, event
@@ -41,17 +41,15 @@ def make_app(
     max_requests: int = 1024,
     request_seconds: float = 1800.0,
     refusals: Refusals | None = None,
-    unasked_seconds: float = UNASKED_SECONDS,
     metrics: Metrics | None = None,
 ) -> FastAPI:
     """Make the app; its `Service` is ``app.state.service``.
 
     ``extra_info`` is added to ``/server_info``. ``refusals`` is the list that a prefill server keeps beside its
-    registry, ``unasked_seconds`` how long it works for what no decode server asks for. ``metrics`` are shown at
-    ``/metrics``.
+    registry. ``metrics`` are shown at ``/metrics``.
     """
     app = FastAPI(title="kvbaton", docs_url=None, redoc_url=None, openapi_url=None)
-    service = Service(engine, tokenizer, max_requests, request_seconds, refusals, unasked_seconds)
+    service = Service(engine, tokenizer, max_requests, request_seconds, refusals)
     info = engine.info()
     parser = Parser(info, tokenizer)
     app.state.service = service

@@ -20,9 +20,6 @@ FIRST_LOOK_SECONDS = 0.5
 """How long a decode server waits for a hand-over before it asks whether the prefill side refused, or is gone."""
 REFUSAL_SECONDS = 1.0
 """How often it asks again, for as long as it waits."""
-UNASKED_SECONDS = 10.0
-"""A request without a token, for which no decode server has asked for so long, is given up by a prefill server. One
-that lives asks each second, but it may be starved on a busy machine."""
 
 
 class RequestFailed(KVBatonError):
@@ -55,8 +52,7 @@ class Service:
     """Runs requests on an engine: bounds how many, knows which run, and ends them all when it must.
 
     ``request_seconds`` is the longest that a request may take: the engine's own deadlines end a hand-over long before.
-    ``refusals`` is the list of a prefill server; a decode server finds it at the source of each request. What no decode
-    server asks for in ``unasked_seconds`` is given up by a prefill server (0: never).
+    ``refusals`` is the list of a prefill server; a decode server finds it at the source of each request.
     """
 
     def __init__(
@@ -66,7 +62,6 @@ class Service:
         max_requests: int = 1024,
         request_seconds: float = 1800.0,
         refusals: Refusals | None = None,
-        unasked_seconds: float = UNASKED_SECONDS,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -76,7 +71,6 @@ class Service:
         self._max_requests = max_requests
         self._request_seconds = request_seconds
         self._refusals = refusals
-        self._unasked_seconds = unasked_seconds
         self._running: dict[int, _Pump] = {}
 
     @property
@@ -178,13 +172,13 @@ class Service:
 
     def _check_wanted(self, waiting: Sequence[GenerateRequest], seconds: float) -> None:
         """Give up, at prefill, what nobody waits for: its decode server was never reached, or is gone."""
-        limit = self._unasked_seconds
-        if self._refusals is None or not limit or seconds < limit:
+        refusals = self._refusals
+        if refusals is None or seconds < refusals.unasked_seconds:
             return
         for request in waiting:
-            if not self._refusals.is_wanted(request.room, limit):
+            if not refusals.is_wanted(request.room):
                 raise RequestFailed(
-                    f"no decode server has asked for room {request.room} in {limit:g} s (--unasked-seconds): the one "
+                    f"no decode server has asked for room {request.room} in {refusals.unasked_seconds:g} s: the one "
                     "that got the request is gone, stands still, or was never reached",
                     503,
                 )

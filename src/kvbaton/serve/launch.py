@@ -21,10 +21,9 @@ from kvbaton.registry.server import RegistryServer  # isort: skip
 from kvbaton.registry.metrics_port import metrics_port
 from kvbaton.secret import Secret, check_exposure
 from kvbaton.serve.app import make_app
-from kvbaton.serve.generation import UNASKED_SECONDS
 from kvbaton.serve.observing import add_metrics_of, server_metrics, server_observers
 from kvbaton.serve.processes import PDCluster, ProcessFailed, free_ports
-from kvbaton.serve.refusals import Refusals, add_routes
+from kvbaton.serve.refusals import UNASKED_SECONDS, Refusals, add_routes
 from kvbaton.serve.router import router_command, router_environment
 from kvbaton.serve.server import PARENT_VARIABLE, bind, run_server, stop_with_parent
 from kvbaton.serve.tokenizer import load_tokenizer
@@ -54,16 +53,15 @@ def run_prefill(
 
     ``bind`` is where the registry and the ports between ranks listen (``host`` by default), ``advertise`` what other
     ranks are told. A request for which no decode server asks in ``unasked_seconds`` is given up (0: never). ``options``
-    go to the engine. Raises `ConfigurationError` for what cannot be used: an address, the
-    model, an option; and for addresses beyond loopback without a secret.
+    go to the engine. Raises `ConfigurationError` for what cannot be used: an address, the model, an option; and for
+    addresses beyond loopback without a secret.
     """
     options = _with_addresses(options, bind, advertise)
     registry = RegistryServer(bind or host, bootstrap_port)
-    refusals = Refusals()
+    refusals = Refusals(unasked_seconds=unasked_seconds)
     add_routes(registry.app, refusals)
     with registry:
-        names = served_model_name, drain_seconds, build, options
-        _serve("prefill", model, host, port, registry, refusals, *names, unasked_seconds=unasked_seconds)
+        _serve("prefill", model, host, port, registry, refusals, served_model_name, drain_seconds, build, options)
 
 
 def run_decode(
@@ -200,7 +198,6 @@ def _serve(
     drain_seconds: float,
     build: EngineBuilder | None,
     options: Mapping[str, Any] | None,
-    unasked_seconds: float = UNASKED_SECONDS,
 ) -> None:
     metrics = server_metrics()
     if build is None:
@@ -233,14 +230,7 @@ def _serve(
         told = {"disaggregation_bootstrap_port": registry.port} if registry else {}
         if registry is not None:
             add_metrics_of(metrics, registry.app.state.metrics)
-        app = make_app(
-            engine,
-            tokenizer,
-            extra_info=told,
-            refusals=refusals,
-            unasked_seconds=unasked_seconds,
-            metrics=metrics,
-        )
+        app = make_app(engine, tokenizer, extra_info=told, refusals=refusals, metrics=metrics)
         # A second signal, while the engine gives its rows back, must not end the process at once.
         with _stop_signal() as stop:
             try:

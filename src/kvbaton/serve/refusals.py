@@ -39,10 +39,25 @@ class SourceGone(KVBatonError):
     """The server that held a room does not run any more."""
 
 
-class Refusals:
-    """The list itself: bounded in number and time; may be used from any thread."""
+UNASKED_SECONDS = 10.0
+"""How long a prefill server works for what no decode server asks for, by default. One that lives asks each second, but
+on a busy machine it may be starved."""
 
-    def __init__(self, limit: int = 4096, seconds: float = 120.0, clock: Callable[[], float] = time.monotonic) -> None:
+
+class Refusals:
+    """The list itself: bounded in number and time; may be used from any thread.
+
+    What no decode server asks for in ``unasked_seconds`` is not wanted any more; with 0 everything always is.
+    """
+
+    def __init__(
+        self,
+        limit: int = 4096,
+        seconds: float = 120.0,
+        clock: Callable[[], float] = time.monotonic,
+        unasked_seconds: float = UNASKED_SECONDS,
+    ) -> None:
+        self.unasked_seconds = unasked_seconds
         self._limit = limit
         self._seconds = seconds
         self._clock = clock
@@ -83,11 +98,11 @@ class Refusals:
                 self._asked.popitem(last=False)
         return self.find(room)
 
-    def is_wanted(self, room: int, seconds: float) -> bool:
-        """Whether a decode server asked for a room in the last ``seconds``."""
+    def is_wanted(self, room: int) -> bool:
+        """Whether a decode server asked for a room in the last ``unasked_seconds``."""
         with self._lock:
             asked = self._asked.get(room)
-        return asked is not None and self._clock() - asked <= seconds
+        return not self.unasked_seconds or (asked is not None and self._clock() - asked <= self.unasked_seconds)
 
     def watch(self, room: int, tell: Callable[[Refusal], None]) -> None:
         """Call ``tell`` when the room is added, from the thread that adds it; at once if it is there already."""
