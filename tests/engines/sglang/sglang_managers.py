@@ -456,6 +456,17 @@ class Scenarios:
         # The scheduler never calls the sender again.
         nothing_left(prefill, decode)
 
+    def failure_on_another_rank(self, world):
+        prefill, decode = Rank(world, "prefill"), Rank(world, "decode")
+        sender, receiver = prefill.sender(3), decode.receiver(3)
+        decode.offer(receiver)
+        ready(sender)
+        for each in (sender, receiver):
+            with pytest.raises(conn.KVTransferError, match="another rank") as caught:
+                each.failure_exception()
+            assert caught.value.is_from_another_rank
+        nothing_left(prefill, decode)
+
     def abort_before_anything(self, world):
         prefill, decode = Rank(world, "prefill"), Rank(world, "decode")
         sender, receiver = prefill.sender(3), KvbatonKVReceiver(decode.manager, world.address, 3)

@@ -122,10 +122,11 @@ class KvbatonKVSender(CommonKVSender):
     def failure_exception(self) -> NoReturn:
         """Forget the room and raise why it failed."""
         self.conclude_state = KVPoll.Failed
-        self.clear()
         with self.kv_mgr.failure_lock:
             recorded = self.kv_mgr.failure_records.pop(self.bootstrap_room, None)
+        # Before `clear`, which aborts a room that failed on another rank only.
         reason = self._reason or recorded
+        self.clear()
         raise KVTransferError(
             self.bootstrap_room, reason or "another rank of this side failed", is_from_another_rank=reason is None
         )
