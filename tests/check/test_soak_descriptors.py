@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from kvbaton.check.soak.descriptors import Met, leaked, open_descriptors
+from kvbaton.check.soak.descriptors import Met, leaked, left_behind, open_descriptors
 from kvbaton.observe import PeerRecord
 from kvbaton.transport import Capabilities, create
 from kvbaton.transport.fabric.memory import MemoryFabric
@@ -70,3 +70,8 @@ def test_a_fabric_says_what_its_library_keeps(monkeypatch):
         transport = FabricTransport("me", MemoryFabric("me"))
         assert transport.capabilities.kept_sockets == kept
         transport.close()
+
+
+def test_files_that_other_programs_make_meanwhile_are_not_ours():
+    names = ["psm_4711", "4711.lock", "loads_b47110e_3bc11a63.shm", "mp-4712-0", "47110"]
+    assert left_behind(names, {4711}) == ["psm_4711", "4711.lock"]

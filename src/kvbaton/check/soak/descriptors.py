@@ -1,4 +1,4 @@
-"""Open descriptors of a rank, and which of them it should have closed."""
+"""Open descriptors of a rank, which of them it should have closed, and files that processes left behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from kvbaton.observe import ObservedRank, Observer, PeerRecord
 from kvbaton.transport import Transport
@@ -47,3 +47,9 @@ def leaked(before: Mapping[str, int], after: Mapping[str, int], kept_sockets: in
     kept = min(more[_SOCKET], kept_sockets)
     # Kinds may change places: a connection that is idle in one count is waited for in the other.
     return dict(more) if more.total() - kept > fewer.total() else {}
+
+
+def left_behind(names: Iterable[str], pids: Set[int]) -> list[str]:
+    """Those files that are named after one of the processes; others use the same folder meanwhile."""
+    number = re.compile(r"(?<![0-9a-zA-Z])\d+(?![0-9a-zA-Z])")
+    return [name for name in names if pids & {int(digits) for digits in number.findall(name)}]

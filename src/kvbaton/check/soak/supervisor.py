@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbaton.check.soak.descriptors import leaked
+from kvbaton.check.soak.descriptors import leaked, left_behind
 from kvbaton.check.soak.diary import Diary
 from kvbaton.check.soak.faults import Faults
 from kvbaton.check.soak.fleet import Fleet
@@ -81,10 +80,8 @@ class Soak:
             self._diary.close()
         self._look_at_memory()
         self._read_logs()
-        left = set(os.listdir("/dev/shm")) - shared_before
-        self.tally.leaks += [
-            f"/dev/shm/{name}" for name in left if {*map(int, re.findall(r"\d+", name))} & started_pids
-        ]
+        left = left_behind(set(os.listdir("/dev/shm")) - shared_before, started_pids)
+        self.tally.leaks += [f"/dev/shm/{name}" for name in left]
         return self.tally
 
     def _rage(self, seconds: float, started_pids: set[int]) -> None:
