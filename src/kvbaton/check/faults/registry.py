@@ -39,7 +39,8 @@ class SimulatedRegistry:
         return self._table
 
     def knows(self, instance: str) -> bool:
-        """Whether a rank is registered."""
+        """Whether a rank is registered, and was heard of in time."""
+        self._table.expire(self.timeline.now)
         return instance in self._table._instances
 
     def wait(self, asker: str, call: LongCall, seconds: float) -> None:
