@@ -12,6 +12,7 @@ from kvbaton.check.faults.scenario import Request
 from kvbaton.check.faults.watch import WatchedDecode, WatchedPrefill
 from kvbaton.errors import RoomError
 from kvbaton.protocol import Status
+from kvbaton.protocol.decode_room import DecodeRoom
 from kvbaton.runtime.rooms import Receiver, Room, Sender
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Job(abc.ABC):
         """Its room is closed and its rows are back, or it never began."""
         self._reason = ""
         self._began = self._progress = 0.0
-        self._moved: dict[str, int] = {}
+        self._moved: object = None
         self._fresh = False
 
     @property
@@ -105,8 +106,8 @@ class Job(abc.ABC):
                 self._violate(
                     f"ended as {self.status.value} ({self._reason}), and now is {status.value} ({room.reason})"
                 )
-        elif status is not self.status or room.bytes_by_component != self._moved:
-            self.status, self._moved, self._progress = status, room.bytes_by_component, self._time()
+        elif status is not self.status or self._has_moved(room) != self._moved:
+            self.status, self._moved, self._progress = status, self._has_moved(room), self._time()
             if status.terminal:
                 self._end(room)
         if not self.status.terminal and self._time() > self._limit() + SLACK:
@@ -176,6 +177,10 @@ class Job(abc.ABC):
     @abc.abstractmethod
     def _succeeded(self) -> None:
         """The room succeeded."""
+
+    def _has_moved(self, room: Room) -> object:
+        """What changes with each progress of the room."""
+        return room.bytes_by_component
 
     @abc.abstractmethod
     def _limit(self) -> float:
@@ -324,6 +329,12 @@ class DecodeJob(Job):
             self._violate("succeeded after its rows were released")
         else:
             self.process.memory.check_complete(self.lease)
+
+    def _has_moved(self, room: Room) -> object:
+        # A part that has no bytes for this rank is done by its word alone.
+        state = self.process.side.core._rooms.get(self.request.room)
+        done = sum(link.done for link in state.links.values()) if isinstance(state, DecodeRoom) else 0
+        return room.bytes_by_component, done
 
     def _limit(self) -> float:
         settings = self.world.settings
