@@ -8,38 +8,24 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from kvbaton.address import Endpoint
 from kvbaton.errors import AddressError
 from kvbaton.runtime.curve import FAILED_HANDSHAKES, Keys, refusal, secure_dialler
+from kvbaton.runtime.endpoints import is_numeric
 from kvbaton.runtime.settings import Settings
 from kvbaton.runtime.sockets import FRAMES_PER_TURN, Take, configure
-from kvbaton.transport.resolve import is_address, resolve
-
-
-def numeric(endpoint: str, seconds: float) -> str:
-    """The control ``endpoint``, with an address where it has the name of a host. Takes ``seconds`` at most.
-
-    Raises `AddressError` for a text that is no ``tcp://host:port``, for a wildcard, and for a name that is not found.
-    """
-    address = _parsed(endpoint)
-    try:
-        host = resolve(address.host, seconds)[0]
-    except AddressError as error:
-        raise AddressError(f"control endpoint {endpoint!r}: {error}") from error
-    return Endpoint(host, address.port).url
 
 
 class Dialled:
     """Connects at once, in the background, by the first of ``keys`` if there are any.
 
-    ``endpoint`` names no host but by its address, see `numeric`: ZeroMQ would look names up in the thread in which it
-    serves every connection. Raises `AddressError` for another one.
+    ``endpoint`` names no host but by its address, see `kvbaton.runtime.endpoints.numeric`: ZeroMQ would look names up
+    in the thread in which it serves every connection. Raises `AddressError` for another one.
     """
 
     def __init__(
         self, context: zmq.Context[Any], settings: Settings, endpoint: str, key: str, keys: tuple[Keys, ...] = ()
     ) -> None:
-        if not is_address(_parsed(endpoint).host):
+        if not is_numeric(endpoint):
             raise AddressError(f"control endpoint {endpoint!r} was not looked up: it has the name of a host")
         self.key = key
         self.refused = False
@@ -124,16 +110,3 @@ class Dialled:
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(linger_milliseconds)
-
-
-def _parsed(endpoint: str) -> Endpoint:
-    scheme, _, where = endpoint.partition("://")
-    address = Endpoint.parse(where) if scheme == "tcp" else None
-    if address is None or address.port is None:
-        raise AddressError(f"control endpoint {endpoint!r} is not of the form tcp://host:port")
-    if address.is_wildcard:
-        raise AddressError(
-            f"control endpoint {endpoint!r} stands for every address of a machine, so that we would reach "
-            "ourselves: pass advertise= on the side that registered it"
-        )
-    return address

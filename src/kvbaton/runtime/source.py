@@ -13,7 +13,7 @@ from kvbaton.protocol import Hello
 from kvbaton.protocol.handshake import expected_parts
 from kvbaton.protocol.messages import AuxPath
 from kvbaton.registry import Registration, RegistryClient
-from kvbaton.runtime.dialled import numeric
+from kvbaton.runtime.endpoints import numeric
 from kvbaton.runtime.reach import PeerRank
 from kvbaton.transport.base import Transport
 
