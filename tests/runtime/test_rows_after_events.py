@@ -101,3 +101,35 @@ def test_steps_of_one_owner_keep_their_order_and_hold_up_no_other():
     events[0].done = True
     wait(lambda: len(taken) == 4)
     assert taken == [2, 0, 1, "last"]
+
+
+class NoThreads:
+    """Threads of a process that has as many as it may."""
+
+    full = True
+
+    def start(self, work, name):
+        if self.full:
+            raise RuntimeError("can't start new thread")
+        threading.Thread(target=work, name=name, daemon=True).start()
+
+
+def test_an_event_that_cannot_be_asked_at_first_is_told_to_its_step():
+    event, told = Recorded(), []
+    event.error = ValueError("captured")
+    later = Later(NoThreads())
+    later.run("room", event, told.append)
+    assert told == [event.error]
+    assert len(later) == 0
+
+
+def test_a_thread_that_cannot_be_started_holds_up_nothing_that_comes_later():
+    threads, event, told = NoThreads(), Recorded(), []
+    later = Later(threads)
+    with pytest.raises(RuntimeError, match="new thread"):
+        later.run("room", event, told.append)
+    assert len(later) == 0
+    threads.full = False
+    later.run("other", event, told.append)
+    event.done = True
+    wait(lambda: told == [None], "the step")

@@ -137,3 +137,10 @@ def test_own_process_is_alive_and_stays_the_same():
     watch = ProcessWatch(ProcessKey.own())
     assert not watch.dead()
     watch.close()
+
+
+def test_a_fence_is_no_proof_any_more_once_closed(ends):
+    writer, target, _ = ends
+    target.admit(writer.describe())
+    target.close()
+    assert not target.fence(writer.instance)

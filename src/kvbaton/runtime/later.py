@@ -47,13 +47,14 @@ class Later:
         It is given the error if the event cannot be asked.
         """
         with self._lock:
+            waiting = _Waiting(owner, after, step)
             behind = any(each.owner is owner for each in self._waiting)
-            if behind or (after is not None and not after.query()):
-                self._waiting.append(_Waiting(owner, after, step))
-                if len(self._waiting) == 1:
-                    self._threads.start(self._run, "kvbaton-later")
+            if not behind and _settled(waiting):
                 return
-            step(None)
+            if not self._waiting:
+                # Before it is kept: where no thread can be started, the next one that comes tries again.
+                self._threads.start(self._run, "kvbaton-later")
+            self._waiting.append(waiting)
 
     def stop(self) -> None:
         """Forget what waits."""

@@ -28,7 +28,11 @@ class Threads:
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         self._running.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            self._running.discard(thread)
+            raise
 
     def join(self, seconds: float) -> None:
         """Wait until all have ended, so long at most."""

@@ -184,15 +184,16 @@ class Service:
                 )
 
     async def _look_for_refusals(self, waiting: Sequence[GenerateRequest]) -> None:
-        for request in waiting:
-            if not request.source:
-                continue
+        async def look(source: str, room: int) -> None:
             try:
-                found = await asyncio.to_thread(look_up, request.source, request.room)
+                found = await asyncio.to_thread(look_up, source, room)
             except SourceGone as error:
                 raise RequestFailed(str(error), 503) from error
             if found is not None:
                 raise RequestFailed(f"the prefill side refused: {found.reason}", found.status)
+
+        # All at a time: a prefill server gives up what nobody asks for, and one late answer must not cost the others.
+        await asyncio.gather(*(look(request.source, request.room) for request in waiting if request.source))
 
     async def _next(
         self, events: asyncio.Queue[tuple[int, Event | RequestFailed]], deadline: float, look_at: float

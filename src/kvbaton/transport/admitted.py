@@ -17,6 +17,7 @@ class Admitted:
         self._settle_seconds = settle_seconds
         self._lock = threading.Lock()
         self._watches: dict[str, ProcessWatch] = {}
+        self._closed = False
 
     def add(self, instance: str, process: ProcessKey) -> None:
         """A writer may come. Raises `TransportUnavailable` for a process that cannot be watched from here."""
@@ -30,8 +31,13 @@ class Admitted:
             other.close()
 
     def fence(self, instance: str) -> bool:
-        """Whether that writer's process is dead and its work has ended, or none was ever admitted."""
+        """Whether that writer's process is dead and its work has ended, or none was ever admitted.
+
+        After `close` nothing is known any more, and nothing proven.
+        """
         with self._lock:
+            if self._closed:
+                return False
             watch = self._watches.get(instance)
             if watch is None:
                 return True
@@ -44,6 +50,7 @@ class Admitted:
     def close(self) -> None:
         """Stop watching."""
         with self._lock:
+            self._closed = True
             watches, self._watches = list(self._watches.values()), {}
         for watch in watches:
             watch.close()
